@@ -1,0 +1,301 @@
+"""The ladders: which recipe field each rung changes, in which order, and what must stay true when it does.
+
+A rung is data. Nothing here measures or imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from speedlab.errors import BadInput, check_choice
+from speedlab.recipe import Recipe
+
+CONTRACTS = ("reference", "identical", "rounding", "training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One optimization: the recipe fields it sets (exactly one, none for a baseline) and the contract it keeps.
+
+    contract: `reference` (the first rung), `identical` (the same losses bit for bit), `rounding` (losses within
+    `tolerance`, an absolute difference in nats), `training` (a different optimization; its loss curve is shown).
+    """
+
+    key: str
+    title: str
+    change: dict[str, Any] = field(default_factory=dict)
+    contract: str
+    tolerance: float | None = None
+    expectation: str = ""  # why it should be faster, in one sentence
+    chapter: str | None = None  # stem of the notebook that is about this rung
+    stacked: bool = True  # False: a row of its own on top of the rung before, which later rungs do not keep
+
+    def __post_init__(self) -> None:
+        check_choice("contract", self.contract, CONTRACTS)
+        if self.contract == "rounding" and self.tolerance is None:
+            raise BadInput(f"rung {self.key}: a rounding contract needs a tolerance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """Rungs in order, each stacked on the ones before it, from a start of its own."""
+
+    name: str
+    title: str
+    start: Recipe
+    rungs: tuple[Rung, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(rung.key for rung in self.rungs)
+
+    def rung(self, key: str) -> Rung:
+        check_choice(f"rung of ladder {self.name}:", key, self.keys)
+        return next(rung for rung in self.rungs if rung.key == key)
+
+    def recipe_at(self, key: str) -> Recipe:
+        """The recipe with this rung and all stacked ones below it applied."""
+        self.rung(key)
+        recipe = self.start
+        for rung in self.rungs:
+            if rung.stacked or rung.key == key:
+                recipe = recipe.but(**rung.change)
+            if rung.key == key:
+                return recipe
+        raise AssertionError("unreachable: the key was checked")
+
+    def before(self, key: str) -> str | None:
+        """Key of the rung that this one is stacked on; None for the first."""
+        below = [rung for rung in self.rungs[: self.keys.index(self.rung(key).key)] if rung.stacked]
+        return below[-1].key if below else None
+
+    def __iter__(self) -> Iterator[Rung]:
+        return iter(self.rungs)
+
+
+# Tolerances of the rounding contracts, in nats, on losses near ln(50,257) = 10.8 over the first steps from one set
+# of weights. float32 against float32 differs by the order of additions (relative 2^-24 per operation); TF32 and
+# bfloat16 keep 10 and 7 fraction bits, so a logit of order one moves by about 1e-3 and 1e-2, and the mean over
+# thousands of tokens by much less. The values leave room for a few AdamW steps, which amplify the difference.
+FLOAT32_TOLERANCE = 2e-3
+TF32_TOLERANCE = 1e-2
+BFLOAT16_TOLERANCE = 5e-2
+
+NINE_STEPS = Ladder(
+    name="nine-steps",
+    title="Nine steps and data parallel training",
+    start=Recipe(),
+    rungs=(
+        Rung(
+            key="baseline",
+            title="Baseline",
+            contract="reference",
+            expectation="float32 matmuls without Tensor Cores, and every layer written out in small operations",
+        ),
+        Rung(
+            key="causal_mask",
+            title="Causal mask on the fly",
+            chapter="01_causal_mask",
+            change={"causal_mask": "on_the_fly"},
+            contract="identical",
+            expectation="saves one context x context buffer per layer; the arithmetic is the same, so no gain in speed",
+        ),
+        Rung(
+            key="tensor_cores",
+            title="Tensor Cores through TF32",
+            chapter="02_tensor_cores",
+            change={"matmul_precision": "high"},
+            contract="rounding",
+            tolerance=TF32_TOLERANCE,
+            expectation="float32 matmuls move from the ordinary units to the Tensor Cores",
+        ),
+        Rung(
+            key="fused_adamw",
+            title="Fused AdamW",
+            chapter="03_fused_adamw",
+            change={"optimizer": "fused"},
+            contract="rounding",
+            tolerance=FLOAT32_TOLERANCE,
+            expectation="reads and writes weights, gradients and moments once instead of once per arithmetic operation",
+        ),
+        Rung(
+            key="pinned_memory",
+            title="Pinned memory",
+            chapter="04_pinned_memory",
+            change={"host_memory": "pinned_non_blocking"},
+            contract="identical",
+            expectation="the copy of a batch no longer makes the host wait; a batch of token ids is small, so little to gain",
+        ),
+        Rung(
+            key="bfloat16",
+            title="bfloat16",
+            chapter="05_bfloat16",
+            change={"precision": "bfloat16"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="twice the Tensor Core rate of TF32 and half the bytes for everything that is stored",
+        ),
+        Rung(
+            key="native_layers",
+            title="PyTorch's LayerNorm and GELU",
+            chapter="06_native_layers",
+            change={"layers": "native"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="one kernel per layer reads its input once, instead of a chain of kernels with a round trip each",
+        ),
+        Rung(
+            key="flash_attention",
+            title="FlashAttention",
+            chapter="07_flash_attention",
+            change={"attention": "sdpa"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="the context x context scores never leave the chip, so their memory traffic disappears",
+        ),
+        Rung(
+            key="merged_qkv",
+            title="Query, key and value in one matmul",
+            chapter="07_flash_attention",
+            change={"qkv_projection": "merged"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="one wide matmul fills the card better than three narrow ones and reads its input once",
+        ),
+        Rung(
+            key="torch_compile",
+            title="torch.compile",
+            chapter="08_torch_compile",
+            change={"compile": "default"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="generated kernels fuse what is left of element-wise work and remove launches",
+        ),
+        Rung(
+            key="padded_vocab",
+            title="Padded vocabulary",
+            chapter="09_aligned_shapes",
+            change={"vocabulary": "padded"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="an aligned number of output columns lets the head use a faster matmul kernel",
+        ),
+        Rung(
+            key="batch_size",
+            title="Larger batch",
+            chapter="09_aligned_shapes",
+            change={"micro_batch": 32},
+            contract="training",
+            expectation="the optimizer and the launches are paid once for four times the tokens",
+        ),
+        Rung(
+            key="data_parallel",
+            title="DistributedDataParallel",
+            chapter="10_data_parallel",
+            change={"data_parallel": 4},
+            contract="training",
+            expectation="each GPU works on its own batch; gradients are averaged while the backward pass still runs",
+        ),
+    ),
+)
+
+SIX_STEPS = Ladder(
+    name="six-steps",
+    title="Six steps from a nanoGPT-style start",
+    start=Recipe(
+        dropout=0.0, qkv_bias=True, output_head="tied", layers="native", qkv_projection="merged", micro_batch=16
+    ),
+    rungs=(
+        Rung(
+            key="baseline",
+            title="Baseline",
+            contract="reference",
+            expectation="float32, native layers, joined q/k/v with biases, attention written out, tied head",
+        ),
+        Rung(
+            key="tensor_cores",
+            title="Tensor Cores through TF32",
+            change={"matmul_precision": "high"},
+            contract="rounding",
+            tolerance=TF32_TOLERANCE,
+            expectation="float32 matmuls move to the Tensor Cores",
+        ),
+        Rung(
+            key="bfloat16_autocast",
+            title="bfloat16 autocast",
+            change={"precision": "bfloat16_autocast"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="matmuls in bfloat16, weights and optimizer in float32",
+        ),
+        Rung(
+            key="torch_compile",
+            title="torch.compile",
+            change={"compile": "default"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="fuses the element-wise work, the casts of autocast included",
+        ),
+        Rung(
+            key="torch_compile_max_autotune",
+            title="torch.compile, max-autotune",
+            change={"compile": "max-autotune"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            stacked=False,
+            expectation="tries several matmul kernels per shape, and replays the step as CUDA graphs",
+        ),
+        Rung(
+            key="flash_attention",
+            title="FlashAttention",
+            change={"attention": "sdpa"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="the scores never leave the chip",
+        ),
+        Rung(
+            key="padded_vocab",
+            title="Padded vocabulary",
+            change={"vocabulary": "padded"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="an aligned number of output columns",
+        ),
+        Rung(
+            key="fused_adamw",
+            title="Fused AdamW",
+            change={"optimizer": "fused"},
+            contract="rounding",
+            tolerance=BFLOAT16_TOLERANCE,
+            expectation="one pass over weights, gradients and moments",
+        ),
+    ),
+)
+
+LADDERS: dict[str, Ladder] = {ladder.name: ladder for ladder in (NINE_STEPS, SIX_STEPS)}
+
+
+def get_ladder(name: str) -> Ladder:
+    check_choice("ladder", name, LADDERS)
+    return LADDERS[name]
+
+
+def chapters() -> dict[str, tuple[Rung, ...]]:
+    """The ten chapters in order, as {notebook stem: the rungs it is about}."""
+    grouped: dict[str, list[Rung]] = {}
+    for rung in NINE_STEPS:
+        if rung.chapter:
+            grouped.setdefault(rung.chapter, []).append(rung)
+    return {stem: tuple(rungs) for stem, rungs in grouped.items()}
+
+
+def before_and_after(chapter: str) -> tuple[str, ...]:
+    """Rung keys that a chapter measures: the rung before its first change, then each of its own."""
+    own = chapters()
+    check_choice("chapter", chapter, own)
+    first = own[chapter][0]
+    before = NINE_STEPS.before(first.key)
+    assert before is not None, "a chapter never starts at the baseline"
+    return (before, *(rung.key for rung in own[chapter]))

@@ -1,0 +1,99 @@
+"""What really ran: the kernels of a step by the profiler, each with a kind. Chapters claim nothing that is not here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from speedlab.measuring.stopwatch import synchronize
+
+# The profiler writes two lines to stderr each time it is used, which a notebook would show; 6 is above all its levels.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+# The first pattern that matches a kernel's name decides. GPU kernels: cuBLAS names its Tensor Core matmuls after the
+# instruction (s16816, hmma, wgmma "gmma", bf16/tf32 tiles), the others sgemm/"simt"; Triton kernels made by inductor
+# begin with triton_.
+GPU_KINDS: tuple[tuple[str, str], ...] = (
+    ("communication", r"^nccl|ncclDevKernel"),
+    ("attention, cudnn", r"cudnn.*(sdpa|flash|fmha|mha)|fprop.*(sdpa|flash)|bprop.*(sdpa|flash)|cudnn_generated_fort"
+     r"|cudnn::fusion::|unpack_cudnn"),
+    ("attention, flash", r"flash_(fwd|bwd)|pytorch_flash|FlashAttn"),
+    ("attention, efficient", r"fmha_cutlass|AttentionKernel|AttentionBackwardKernel"),
+    ("optimizer", r"multi_tensor_apply|[Ff]usedAdam|adamw?_"),
+    ("matmul, Tensor Cores", r"(nvjet|hmma|gmma|wgmma|s16816|s1688|s884|tf32|tensorop|bf16.*gemm|f16.*gemm|h\d+gemm)"),
+    ("matmul, ordinary", r"(gemm|gemv|simt|cutlass|splitKreduce|cublasLt)"),
+    ("fused", r"^triton_"),
+    ("normalization", r"[Ll]ayer_?[Nn]orm|GammaBeta"),
+    ("softmax and loss", r"[Ss]oft_?[Mm]ax|nll_loss|cross_entropy"),
+    ("embedding", r"[Ee]mbedding|indexSelect|index_select|gather|scatter|radixSort|DeviceRadix|DeviceScan|DeviceReduce"
+     r"|DeviceUniqueByKey|DeviceCompactInit|krn_partial|partial_segments|compute_grad_weight|sum_and_scatter"
+     r"|index_elementwise"),
+    ("copy", r"^Memcpy|^Memset|copy_kernel|CatArrayBatchedCopy|direct_copy"),
+    ("reduction", r"reduce_kernel|reduction|cumsum"),
+    ("element-wise", r"elementwise|vectorized|unrolled|triu_tril|fill|dropout|masked"),
+)  # fmt: skip
+CPU_KINDS: tuple[tuple[str, str], ...] = (
+    ("communication", r"gloo:|c10d::|DistributedDataParallel"),
+    ("attention, cpu", r"_scaled_dot_product_.*_for_cpu"),
+    ("attention, math", r"_scaled_dot_product_attention_math"),
+    ("optimizer", r"[Ff]used_?adam|_foreach_|addcdiv|addcmul|lerp"),
+    ("matmul, ordinary", r"aten::(add)?b?mm\b|aten::(add|ba)?bmm|mkldnn_linear|aten::linear"),
+    ("fused", r"^(graph_\d+_)?(cpp_|CompiledFunction|Torch-Compiled|## Call Compiled)"),
+    ("normalization", r"layer_norm"),
+    ("softmax and loss", r"softmax|nll_loss|cross_entropy"),
+    ("embedding", r"embedding|index_select|gather|scatter"),
+    ("copy", r"aten::(copy_|cat|_to_copy|contiguous|clone)"),
+    ("reduction", r"aten::(sum|mean|var|max|norm)\b"),
+    ("element-wise", r"aten::(add|sub|mul|div|pow|tanh|sqrt|rsqrt|gelu|neg|fill_|zero_|masked_fill|triu|exp|bernoulli)"),
+)
+
+
+def kind_of(kernel: str, *, on_gpu: bool) -> str:
+    """The kind of a kernel (GPU) or operator (CPU) by its name; "other" where no pattern fits."""
+    for kind, pattern in GPU_KINDS if on_gpu else CPU_KINDS:
+        if re.search(pattern, kernel):
+            return kind
+    return "other"
+
+
+def kernel_table(step: Callable[[], Any], device: torch.device, steps: int = 2) -> list[dict[str, Any]]:
+    """Profile `steps` calls of `step` and return, per step and longest first, {name, kind, calls, time_us}.
+
+    On CUDA these are the kernels on the card; on a CPU the operators with their own time, children excluded.
+    """
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    synchronize(device)
+    with profile(activities=activities, acc_events=True) as profiler:
+        for _ in range(steps):
+            step()
+        synchronize(device)
+    rows = []
+    for entry in profiler.key_averages():
+        # An annotation such as "Optimizer.step" spans kernels that have rows of their own.
+        if on_gpu and (entry.device_type != DeviceType.CUDA or entry.is_user_annotation):
+            continue
+        time_us = entry.self_device_time_total if on_gpu else entry.self_cpu_time_total
+        if time_us <= 0 or (not on_gpu and kind_of(entry.key, on_gpu=False) == "other" and time_us < 1.0):
+            continue
+        rows.append(
+            {
+                "name": short_name(entry.key),
+                "kind": kind_of(entry.key, on_gpu=on_gpu),
+                "calls": round(entry.count / steps, 2),
+                "time_us": round(time_us / steps, 3),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["time_us"])
+
+
+def short_name(kernel: str, limit: int = 160) -> str:
+    """A kernel's name without the return type and template noise that make it unreadable, cut to `limit`."""
+    name = re.sub(r"^(void|std::enable_if<.*?>::type) ", "", kernel).replace("at::native::", "")
+    return name if len(name) <= limit else name[: limit - 1] + "…"

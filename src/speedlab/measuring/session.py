@@ -1,0 +1,321 @@
+"""One measuring session: the rungs of a ladder, checked and timed one after another on one machine, as records."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import secrets
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from speedlab.cards import device_slug
+from speedlab.data.corpus import load_corpus
+from speedlab.data.tokenizer import get_tokenizer
+from speedlab.data.tokens import TokenFile, tokenize
+from speedlab.device import Capabilities, Substitution, adapt, capabilities
+from speedlab.errors import BadInput
+from speedlab.ladder import Ladder, Rung, get_ladder
+from speedlab.profile import Profile, check_steps, get_profile
+from speedlab.recipe import Recipe
+from speedlab.records.record import Record
+from speedlab.records.store import check_session, current_commit, source_hash, write_record, write_text_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Progress for whoever shows it. kind: "estimate", "rung" (begins), "row" (a record is there), "note"."""
+
+    kind: str
+    text: str
+    rung: str | None = None
+    done: int = 0
+    total: int = 0
+
+
+Report = Callable[[Event], None]
+
+
+def say_nothing(event: Event) -> None:
+    """A `Report` for callers that show no progress."""
+
+
+def run_ladder(
+    ladder: str,
+    *,
+    profile: str = "auto",
+    corpus: str = "standard-library",
+    rungs: Sequence[str] | None = None,
+    steps: int = 0,
+    out: Path | None = None,
+    report: Report = say_nothing,
+) -> list[Record]:
+    """Measure a ladder, or some of its rungs in its own order, in this process. Returns one record per rung.
+
+    out: folder that receives <device>/<ladder>/<rung>.json as each rung ends; None writes nothing. steps: timed
+    steps per rung, 0 for the profile's number. A rung that cannot run, or that fails, is a record with its reason.
+    """
+    ladder_ = get_ladder(ladder)
+    keys = tuple(rungs) if rungs else ladder_.keys
+    for key in keys:
+        ladder_.rung(key)
+    machine = capabilities()
+    profile_ = get_profile(profile, gpu_memory_bytes=machine.gpu_memory_bytes)
+    session = Session(profile_, machine, corpus=corpus, steps=steps, out=out, report=report)
+    return session.measure(ladder_, [rung for rung in ladder_ if rung.key in keys])
+
+
+class Session:
+    """What the rungs of one run share: machine, tokens, weights, ceilings, a random id."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        machine: Capabilities,
+        *,
+        corpus: str = "standard-library",
+        steps: int = 0,
+        out: Path | None = None,
+        report: Report = say_nothing,
+    ) -> None:
+        import torch
+
+        from speedlab.measuring.machine import describe_machine
+        from speedlab.measuring.variant import Plan
+        from speedlab.training.distributed import Place
+
+        self.id = secrets.token_hex(6)
+        self.profile, self.machine, self.out, self.report = profile, machine, out, report
+        self.plan = Plan(
+            contract_steps=profile.contract_steps,
+            warmup_steps=profile.warmup_steps,
+            steps=check_steps(steps) or profile.steps,
+        )
+        if machine.device_type == "cuda" and self.plan.steps < 30:
+            raise BadInput(f"steps is {steps}: a row of a GPU needs at least 30 timed steps")
+        self.device = torch.device(machine.device_type)
+        self.device_slug = device_slug(machine.gpu_name)
+        self.machine_record = describe_machine()
+        self.place = Place(device=self.device)
+        self.corpus = corpus
+        self.tokens = load_tokens(corpus, profile)
+        self.provenance = {"source_hash": source_hash(), "commit": current_commit()}
+        self._cache = None
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # a cold cache, so that compile times can be compared
+            self._cache = tempfile.TemporaryDirectory(prefix="speedlab-inductor-", ignore_cleanup_errors=True)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = self._cache.name
+        self._ceilings: dict[str, Any] | None = None
+        self._weights: dict[tuple, dict[str, Any]] = {}
+        self._losses: dict[Recipe, list[float]] = {}
+
+    def measure(self, ladder: Ladder, rungs: Sequence[Rung]) -> list[Record]:
+        """One record per rung, in order. The first one that could be measured is timed again at the end."""
+        from speedlab.measuring.ceiling import measure_ceilings
+
+        if self.out is not None:
+            check_session(self.out, self.device_slug, ladder.name, self.id)
+        self.report(Event(kind="note", text="measuring this machine's matmul rates and copy bandwidth"))
+        self._ceilings = self._ceilings or measure_ceilings(self.machine)
+        self._report_estimate(ladder, rungs)
+        records: list[Record] = []
+        for done, rung in enumerate(rungs):
+            self.report(Event(kind="rung", rung=rung.key, text=rung.title, done=done, total=len(rungs)))
+            record = self._measure_rung(ladder, rung)
+            records.append(record)
+            self._write(record)
+            self.report(
+                Event(kind="row", rung=rung.key, text=record.reason or "measured", done=done + 1, total=len(rungs))
+            )
+        self._time_first_again(ladder, records)
+        self._profile_all(records)
+        return records
+
+    def recipe(self, ladder: Ladder, key: str) -> tuple[Recipe, tuple[Substitution, ...]]:
+        """The recipe of a rung as this profile and machine run it."""
+        return adapt(self.profile.recipe(ladder, key), self.machine)
+
+    def _measure_rung(self, ladder: Ladder, rung: Rung) -> Record:
+        import torch
+
+        from speedlab.measuring.prediction import predict
+
+        recipe, substitutions = self.recipe(ladder, rung.key)
+        base = self._base_record(ladder, rung, recipe, substitutions)
+        undone = self._undone(ladder, rung, recipe, substitutions)
+        if undone is not None:
+            return Record(**base, status=undone.status, reason=undone.reason)
+        base["predicted"] = predict(recipe, self._ceilings) if self.device.type == "cuda" else None
+        try:
+            return self._checked_and_timed(ladder, rung, recipe, base)
+        except torch.OutOfMemoryError:
+            need = "a smaller micro-batch fits: try --profile t4"
+            return Record(**base, status="out_of_memory", reason=f"the step needs more memory than there is; {need}")
+        except BadInput:
+            raise
+        except Exception as error:
+            self._keep_traceback(ladder, rung)
+            return Record(**base, status="error", reason=f"{type(error).__name__}: {_first_line(error)}")
+
+    def _checked_and_timed(self, ladder: Ladder, rung: Rung, recipe: Recipe, base: dict[str, Any]) -> Record:
+        from speedlab.measuring.contract import judge
+        from speedlab.measuring.variant import contract_recipe
+
+        measured = self._measure_variant(recipe)
+        self._losses[recipe] = measured.losses
+        before = ladder.before(rung.key)
+        losses_before = self._losses_of(ladder, before) if before and rung.contract != "reference" else None
+        verdict, detail = judge(rung, before, losses_before, measured.losses)
+        failed = verdict == "failed"
+        notes = [f"{measured.recompiles} recompilations inside the timed window"] if measured.recompiles else []
+        return Record(
+            **base,
+            status="contract_failed" if failed else "measured",
+            reason=detail["note"] if failed else None,
+            contract_recipe=contract_recipe(recipe).as_dict(),
+            step_ms=measured.step_ms,
+            tokens_per_step=recipe.tokens_per_step,
+            compile_s=measured.compile_s,
+            compile_cache=measured.compile_cache,
+            peak_allocated_bytes=measured.peak.allocated_bytes,
+            peak_reserved_bytes=measured.peak.reserved_bytes,
+            losses=list(itertools.takewhile(math.isfinite, measured.losses)),  # a record holds numbers only
+            contract_verdict=verdict,
+            contract_detail=detail,
+            kernels=measured.kernels,
+            recompiles=measured.recompiles,
+            notes=notes,
+        )
+
+    def _measure_variant(self, recipe: Recipe):
+        if recipe.data_parallel > 1:
+            from speedlab.measuring.processes import measure_in_processes
+
+            return measure_in_processes(recipe, self.plan, corpus=self.corpus, profile=self.profile.name)
+        from speedlab.measuring.variant import measure_variant
+
+        return measure_variant(
+            recipe, self._weights_for(recipe), self.tokens.tokens, self.plan, self.place, kernels=self.profile_at_once
+        )
+
+    def _undone(self, ladder: Ladder, rung: Rung, recipe: Recipe, substitutions) -> Substitution | None:
+        """The substitution that takes back all that this rung changes, if there is one."""
+        before = ladder.before(rung.key)
+        if before is None or self.recipe(ladder, before)[0] != recipe:
+            return None
+        return next(s for s in substitutions if s.field in rung.change)
+
+    def _losses_of(self, ladder: Ladder, key: str) -> list[float]:
+        """Contract losses of a rung, from its own run in this session or made now."""
+        from speedlab.measuring.variant import contract_losses
+
+        recipe, _ = self.recipe(ladder, key)
+        if recipe not in self._losses:
+            weights = self._weights_for(recipe)
+            self._losses[recipe] = contract_losses(
+                recipe, weights, self.tokens.tokens, self.plan.contract_steps, self.place
+            )
+        return self._losses[recipe]
+
+    def _weights_for(self, recipe: Recipe) -> dict[str, Any]:
+        from speedlab.model import draw_weights
+
+        shape = (
+            recipe.num_layers, recipe.embedding_width, recipe.context_length, recipe.vocab_size, recipe.output_head,
+            recipe.qkv_bias, recipe.seed,
+        )  # fmt: skip
+        if shape not in self._weights:
+            self._weights[shape] = draw_weights(recipe)
+        return self._weights[shape]
+
+    def _base_record(self, ladder: Ladder, rung: Rung, recipe: Recipe, substitutions) -> dict[str, Any]:
+        """The fields that a record has whatever becomes of the rung."""
+        return {
+            "session": self.id,
+            "device": self.device_slug,
+            "ladder": ladder.name,
+            "rung": rung.key,
+            "profile": self.profile.name,
+            "recipe": recipe.as_dict(),
+            "substitutions": [substitution.as_dict() for substitution in substitutions],
+            "contract": rung.contract,
+            "ceilings": self._ceilings,
+            "machine": self.machine_record,
+            "corpus": {
+                "name": self.tokens.corpus_name,
+                "sha256": self.tokens.corpus_sha256,
+                "tokens": len(self.tokens.tokens),
+            },
+            "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+            **self.provenance,
+        }
+
+    def _time_first_again(self, ladder: Ladder, records: list[Record]) -> None:
+        """Time the first measured rung once more and store the samples: what drifted during the session shows."""
+        from speedlab.measuring.variant import measure_variant
+
+        measured = [i for i, record in enumerate(records) if record.status == "measured"]
+        if len(measured) < 2:
+            return
+        index = measured[0]
+        recipe = Recipe.from_dict(records[index].recipe)
+        self.report(Event(kind="note", text=f"timing {records[index].rung} again for drift"))
+        weights = self._weights_for(recipe)
+        again = measure_variant(recipe, weights, self.tokens.tokens, self.plan, self.place, kernels=False)
+        records[index] = replace(records[index], drift_step_ms=again.step_ms)
+        self._write(records[index])
+
+    @property
+    def profile_at_once(self) -> bool:
+        """On CUDA, kernels are looked at after everything has been timed: the profiler slows later launches."""
+        return self.device.type == "cpu"
+
+    def _profile_all(self, records: list[Record]) -> None:
+        """Add the kernel table to each measured record that has none yet."""
+        from speedlab.measuring.variant import profile_variant
+
+        for index, record in enumerate(records):
+            if not record.step_ms or record.kernels:
+                continue
+            self.report(Event(kind="note", rung=record.rung, text=f"looking at the kernels of {record.rung}"))
+            recipe = Recipe.from_dict(record.recipe)
+            kernels = profile_variant(recipe, self._weights_for(recipe), self.tokens.tokens, self.place)
+            records[index] = replace(record, kernels=kernels)
+            self._write(records[index])
+
+    def _report_estimate(self, ladder: Ladder, rungs: Sequence[Rung]) -> None:
+        from speedlab.measuring.prediction import predict
+
+        steps = 2 * self.plan.contract_steps + self.plan.warmup_steps + self.plan.steps
+        seconds = 0.0
+        for rung in rungs:
+            recipe, _ = self.recipe(ladder, rung.key)
+            predicted = predict(recipe, self._ceilings)
+            seconds += steps * predicted["step_ms"] / 1e3 if predicted and self.device.type == "cuda" else 2.0
+            seconds += 40.0 if recipe.compile != "off" else 2.0
+        self.report(Event(kind="estimate", text=f"about {max(1, round(seconds / 60))} min", total=len(rungs)))
+
+    def _write(self, record: Record) -> None:
+        if self.out is not None:
+            write_record(self.out, record)
+
+    def _keep_traceback(self, ladder: Ladder, rung: Rung) -> None:
+        """The record holds one line; the rest goes beside the records, or to whoever listens."""
+        text = traceback.format_exc()
+        if self.out is not None:
+            write_text_atomic(Path(self.out) / "errors" / f"{ladder.name}-{rung.key}.txt", text)
+        self.report(Event(kind="note", rung=rung.key, text=text))
+
+
+def load_tokens(corpus: str, profile: Profile) -> TokenFile:
+    """The corpus as token ids of the profile's vocabulary."""
+    return tokenize(load_corpus(corpus, max_bytes=profile.corpus_bytes), get_tokenizer(profile.tokenizer_ranks))
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

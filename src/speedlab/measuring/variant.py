@@ -1,0 +1,188 @@
+"""Check and time one recipe: losses first, then compile time, warm-up, the timed window, memory, kernels."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from speedlab.data.stream import BatchStream
+from speedlab.measuring.kernels import kernel_table
+from speedlab.measuring.memory import PeakMemory, free_everything, read_peak, reset_peak
+from speedlab.measuring.stopwatch import Stopwatch, seconds_of, synchronize
+from speedlab.recipe import Recipe
+from speedlab.training.distributed import Place
+from speedlab.training.step import TrainingStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How often a variant steps: to be compared, to warm up, to be timed."""
+
+    contract_steps: int
+    warmup_steps: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one variant gave. step_ms: each step of the window. losses: nats, of the contract steps, dropout off."""
+
+    step_ms: list[float]
+    losses: list[float]
+    compile_s: float | None
+    compile_cache: str | None
+    peak: PeakMemory
+    recompiles: int
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+
+
+def contract_recipe(recipe: Recipe) -> Recipe:
+    """The recipe as it is compared: dropout off, because no two kernels draw the same masks."""
+    return recipe.but(dropout=0.0)
+
+
+def contract_losses(
+    recipe: Recipe, weights: dict[str, Tensor], tokens: Any, steps: int, place: Place
+) -> list[float]:
+    """Losses in nats of `steps` optimizer steps from `weights` with dropout off, over the ids that exist."""
+    _fresh_start(place.device)
+    step, batches = _start(contract_recipe(recipe), weights, tokens, place)
+    return _stepped_losses(step, batches, steps, place)
+
+
+def measure_variant(
+    recipe: Recipe, weights: dict[str, Tensor], tokens: Any, plan: Plan, place: Place, *, kernels: bool = True
+) -> Measured:
+    """Check, then time, one recipe on the device of `place`, alone in its memory.
+
+    weights: canonical weights. tokens: token ids of the corpus. Every variant starts with an empty compiler state,
+    otherwise the second batch size would be compiled with symbolic shapes, another kernel than the row says. Called
+    by every process of a group, it gives each its own times and memory, and all of them the mean losses. kernels:
+    profile two steps after the window; on CUDA the profiler slows every later launch of the process, so a session
+    that has more to time calls `profile_variant` when it is done.
+    """
+    device = place.device
+    _fresh_start(device)
+    compared = contract_recipe(recipe)
+    step, batches = _start(compared, weights, tokens, place)
+    first_step_s: list[float] = []
+    losses = _stepped_losses(step, batches, plan.contract_steps, place, first_step_s)
+    if compared != recipe:
+        del step, batches
+        _fresh_start(device)
+        first_step_s.clear()
+        step, batches = _start(recipe, weights, tokens, place)
+        first_step_s.append(seconds_of(lambda: step(batches), device))
+    cache = _compile_cache()
+    reset_peak(device)
+    for _ in range(plan.warmup_steps):
+        step(batches)
+    graphs_before = _graphs()
+    step_ms = time_steps(step, batches, device, plan.steps)
+    measured = Measured(
+        step_ms=step_ms,
+        losses=losses,
+        compile_s=max(0.0, first_step_s[0] - median(step_ms) / 1e3) if recipe.compile != "off" else None,
+        compile_cache=cache if recipe.compile != "off" else None,
+        peak=read_peak(device),
+        recompiles=_graphs() - graphs_before,
+        kernels=kernel_table(lambda: step(batches), device) if kernels else [],
+    )
+    del step, batches
+    free_everything(device)
+    return measured
+
+
+def profile_variant(
+    recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place: Place, *, warmup_steps: int = 2
+) -> list[dict[str, Any]]:
+    """The kernel table of a recipe, from a step built for nothing else."""
+    _fresh_start(place.device)
+    step, batches = _start(recipe, weights, tokens, place)
+    for _ in range(1 + warmup_steps):
+        step(batches)
+    table = kernel_table(lambda: step(batches), place.device)
+    del step, batches
+    free_everything(place.device)
+    return table
+
+
+def time_steps(step: TrainingStep, batches: Iterator, device: torch.device, steps: int) -> list[float]:
+    """Milliseconds of each of `steps` optimizer steps, data included and nothing else."""
+    with _collector_at_rest():
+        synchronize(device)
+        watch = Stopwatch(device)
+        watch.mark()
+        for _ in range(steps):
+            step(batches)
+            watch.mark()
+        return watch.step_ms()
+
+
+def _start(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place: Place):
+    """A step and its batches; every variant of a session sees the same tokens in the same order."""
+    # Dropout masks: the same draw for each repeat of a variant, another one on each rank.
+    torch.manual_seed(recipe.seed + place.rank)
+    batches = BatchStream(
+        tokens,
+        micro_batch=recipe.micro_batch,
+        context_length=recipe.context_length,
+        host_memory=recipe.host_memory,
+        device=place.device,
+        seed=recipe.seed,
+        rank=place.rank,
+        world_size=place.world_size,
+    )
+    parallelize = place.parallelize if place.world_size > 1 else None
+    return TrainingStep(recipe, weights, place.device, parallelize=parallelize), iter(batches)
+
+
+def _stepped_losses(
+    step: TrainingStep, batches: Iterator, steps: int, place: Place, first_step_s: list[float] | None = None
+) -> list[float]:
+    step.true_losses = []
+    first = seconds_of(lambda: step(batches), step.device)
+    if first_step_s is not None:
+        first_step_s.append(first)
+    for _ in range(steps - 1):
+        step(batches)
+    per_step = torch.stack(step.true_losses).view(steps, -1).mean(dim=1)
+    step.true_losses = None
+    return place.mean(per_step).tolist()
+
+
+def _fresh_start(device: torch.device) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    free_everything(device)
+
+
+def _graphs() -> int:
+    """Graphs that dynamo has captured since the variant began."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _compile_cache() -> str:
+    """ "warm" when every compiled graph came from a cache on disk, otherwise "cold"."""
+    misses = counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
+    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    return "warm" if hits and not misses else "cold"
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Keep Python's garbage collector out of the window: its pauses belong to no step in particular."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,230 @@
+"""Executes one chapter: percent source to notebook, papermill in a process of its own, the result checked.
+
+It never puts a notebook in place that is not sound, and does not know which chapters there are or in which order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speedlab.errors import BadInput, NotAvailable, check_choice
+from speedlab.publishing.run_folder import Chapter, Run
+from speedlab.records.store import write_text_atomic
+
+DEFAULT_KERNEL = "python3"
+DEAD_KERNEL = 138  # papermill's exit status when the kernel is gone
+GRACE_S = 10  # for a process that was asked to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds after which one cell, or one whole chapter, is stopped and counted as failed."""
+
+    cell_s: int = 1_800
+    chapter_s: int = 5_400
+
+
+def read_source(source: Path) -> Any:
+    """A percent source as a notebook, without the metadata that only jupytext needs."""
+    import jupytext
+
+    try:
+        notebook = jupytext.read(source)
+    except OSError as error:
+        raise BadInput(f"cannot read {source}: {error.strerror}") from error
+    notebook.metadata.pop("jupytext", None)
+    return notebook
+
+
+def convert(source: Path, target: Path) -> None:
+    """Percent source to notebook, one direction only."""
+    import nbformat
+
+    nbformat.write(read_source(source), target)
+
+
+def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
+    """Refuse a chapter that lacks one of the parameters: papermill itself would only log it and run the defaults."""
+    import papermill
+
+    known = list(papermill.inspect_notebook(str(notebook)))
+    for name in parameters:
+        if name not in known:
+            has = f"has {', '.join(known)}" if known else "has no cell tagged parameters"
+            raise BadInput(f"chapter {notebook.stem} has no parameter {name!r}: its source {has}")
+
+
+def check_kernel(kernel: str) -> None:
+    """Refuse a kernel that is not installed, and a default one that would run another Python than this."""
+    needed = ("papermill", "jupytext", "ipykernel", "psutil")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotAvailable(
+            f"{', '.join(missing)} not installed in {sys.executable}: run `make env`, "
+            "or install the packages of the extra `notebooks`"
+        )
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+    # This environment's kernel, not one of the same name in the home folder; papermill inherits the wish.
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
+    manager = KernelSpecManager()
+    try:
+        interpreter = Path(manager.get_kernel_spec(kernel).argv[0])
+    except NoSuchKernel:
+        check_choice("kernel", kernel, sorted({*manager.find_kernel_specs(), DEFAULT_KERNEL}))
+        raise
+    # A bare "python" is replaced by this interpreter when the kernel starts.
+    if kernel == DEFAULT_KERNEL and interpreter.is_absolute() and interpreter.parent.resolve() != _bin_folder():
+        raise NotAvailable(
+            f"kernel {kernel} runs {interpreter}, not {sys.executable}: "
+            f"install this one with `{sys.executable} -m ipykernel install --sys-prefix`"
+        )
+
+
+def _bin_folder() -> Path:
+    return Path(sys.executable).parent.resolve()
+
+
+def run_chapter(run: Run, chapter: Chapter, notebook: Path, limits: Limits) -> None:
+    """Execute one chapter, put its page in place if it is sound, and note what became of it in the summary."""
+    output = notebook.with_name(f"{chapter.chapter}.executed.ipynb")
+    log = run.folder / "logs" / f"{chapter.chapter}.log"
+    chapter.status, chapter.reason, chapter.records = "interrupted", "it was stopped", []
+    started = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    run.write()
+    try:
+        status = _papermill(run, notebook, output, log, limits)
+        chapter.seconds = round(time.monotonic() - started, 1)
+        chapter.reason = _settle(run, chapter, output, log, status, limits)
+        chapter.status = "failed" if chapter.reason else "completed"
+    finally:
+        chapter.seconds = round(time.monotonic() - started, 1)
+        run.write()
+
+
+def _papermill(run: Run, notebook: Path, output: Path, log: Path, limits: Limits) -> int | None:
+    """papermill's exit status, None when the chapter took too long. A signal to this process ends the kernel too."""
+    command = [
+        sys.executable, "-m", "papermill", str(notebook), str(output), "--kernel", run.kernel,
+        "--parameters_yaml", json.dumps(run.parameters), "--cwd", str(run.folder), "--no-progress-bar",
+        "--execution-timeout", str(limits.cell_s),
+    ]  # fmt: skip
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=_environment(run),
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(timeout=limits.chapter_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(process)
+
+
+def _environment(run: Run) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.pop("MPLBACKEND", None)  # a kernel chooses its own, or figures would not be shown
+    environment |= {
+        "SPEEDLAB_RUN": str(run.folder),
+        "SPEEDLAB_SESSION": run.session,
+        "TORCHINDUCTOR_CACHE_DIR": str(run.folder / "compile-cache"),
+    }
+    # A kernel starts in the run folder, where a relative entry would mean something else.
+    if paths := [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]:
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Stop papermill and everything below it, kernel and torchrun's ranks too, if it still runs; wait for all of it."""
+    if process.poll() is not None:
+        return
+    import psutil
+
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    for child in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+    _, alive = psutil.wait_procs([psutil.Process(process.pid), *below], timeout=GRACE_S)
+    for child in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(alive)
+    process.wait()
+
+
+def _settle(run: Run, chapter: Chapter, output: Path, log: Path, status: int | None, limits: Limits) -> str | None:
+    """Move the executed notebook to its page when it is sound, otherwise to `failed/`; why not, or None."""
+    import nbformat
+
+    from speedlab.publishing.executed import final_result
+
+    try:
+        notebook = nbformat.read(output, as_version=4)
+    except (OSError, ValueError):  # papermill never came to write it, or was stopped while it did
+        return f"papermill ended with status {status}: {_last_line(log)}"
+    _hide_paths(notebook, run)
+    problem = _problem(run, chapter, notebook, log, status, limits)
+    failed = run.folder / "failed" / f"{chapter.chapter}.ipynb"
+    write_text_atomic(failed if problem else run.page(chapter.chapter), nbformat.writes(notebook))
+    if problem is None:
+        result = final_result(notebook)
+        chapter.session, chapter.records = result["session"], result["records"]
+        failed.unlink(missing_ok=True)
+    return problem
+
+
+def _problem(run: Run, chapter: Chapter, notebook: Any, log: Path, status: int | None, limits: Limits) -> str | None:
+    from speedlab.publishing.executed import first_error, last_started_cell, problems_of
+
+    where = last_started_cell(notebook) or "its first cell"
+    if status is None:
+        return f"stopped after {limits.chapter_s} s in {where}"
+    if status == DEAD_KERNEL:
+        return f"the kernel was killed in {where}, probably out of memory: free some, or use a smaller --profile"
+    if status and "CellTimeoutError" in log.read_text(encoding="utf-8", errors="replace"):
+        return f"{where} took longer than {limits.cell_s} s"
+    if status:
+        return first_error(notebook) or f"papermill ended with status {status}: {_last_line(log)}"
+    return "; ".join(problems_of(notebook, chapter.chapter, run=run.folder, asked=run.parameters)) or None
+
+
+def _hide_paths(notebook: Any, run: Run) -> None:
+    """Replace this machine's folders in text outputs and metadata: a page says what ran, not where."""
+    names = [(str(run.folder), "<run>"), (str(Path.home()), "~"), (tempfile.gettempdir(), "<tmp>")]
+
+    def hidden(value: Any) -> Any:
+        if isinstance(value, str):
+            for folder, name in names:
+                value = re.sub(rf"{re.escape(folder)}(?![\w.-])", name, value)
+            return value
+        if isinstance(value, list):
+            return [hidden(item) for item in value]
+        if isinstance(value, dict):
+            return {key: item if key.startswith("image/") else hidden(item) for key, item in value.items()}
+        return value
+
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            for output in cell.outputs:
+                output.update(hidden(dict(output)))
+    notebook.metadata.get("papermill", {}).update(hidden(dict(notebook.metadata.get("papermill", {}))))
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")

@@ -1,0 +1,145 @@
+"""Runs the chapters in batch into one run folder: which ones, in what order, and what is left of an earlier run.
+
+It goes on after a failure and picks up where an earlier run of the same kind stopped. It does not know how a chapter
+is executed or what it measures, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from speedlab.errors import BadInput, SpeedLabError, check_choice
+from speedlab.publishing.execute import (
+    DEFAULT_KERNEL,
+    Limits,
+    check_kernel,
+    check_parameters,
+    convert,
+    run_chapter,
+)
+from speedlab.publishing.run_folder import Chapter, Run, continued, new_run_folder, runs_newest_first, utc_now
+from speedlab.records.store import source_hash
+
+# What a chapter takes where nobody has run one yet, in seconds, for the estimate that is shown first.
+TYPICAL_CHAPTER_S = {"smoke": 45, "full": 120, "t4": 360}
+
+# (text, chapters done, chapters in all)
+Listener = Callable[[str, int, int], None]
+
+
+def find_chapters(notebooks: Path) -> dict[str, Path]:
+    """The chapter sources in order, as {stem: path}: files named like `01_causal_mask.py`."""
+    found = {path.stem: path for path in sorted(notebooks.glob("[0-9][0-9]_*.py"))}
+    if not found:
+        raise BadInput(f"no chapters in {notebooks}: expected files named like 01_causal_mask.py")
+    return found
+
+
+def select_chapters(chapters: list[str], only: str | None) -> list[str]:
+    """The chapters that `only` names, in order: stems or numbers joined by commas; all of them for None."""
+    if only is None:
+        return chapters
+    numbers = {str(int(chapter[:2])): chapter for chapter in chapters}
+    chosen = set()
+    for word in (part.strip() for part in only.split(",")):
+        name = numbers.get(word.lstrip("0"), word)
+        check_choice("chapter", name, chapters)
+        chosen.add(name)
+    return [chapter for chapter in chapters if chapter in chosen]
+
+
+def plan(
+    *, notebooks: Path, runs: Path, profile: str, machine: dict[str, Any], kernel: str = DEFAULT_KERNEL, steps: int = 0,
+    source: str = "auto", fresh: bool = False,
+) -> Run:  # fmt: skip
+    """The run that would be made or continued; writes nothing.
+
+    machine: what must be equal for chapters to share a run, `machine_id` among it. fresh: never continue one.
+    """
+    chapters = [Chapter(chapter=stem, source_sha256=_sha256(path)) for stem, path in find_chapters(notebooks).items()]
+    wanted = Run(
+        folder=new_run_folder(runs, profile), profile=profile, steps=steps, source=source, kernel=kernel,
+        source_hash=source_hash(), machine=machine, chapters=chapters,
+    )  # fmt: skip
+    return wanted if fresh else continued(wanted, runs)
+
+
+def to_run(run: Run, only: str | None = None) -> list[str]:
+    """The chapters of this run that are still to be executed, limited to those that `only` names."""
+    chosen = select_chapters([chapter.chapter for chapter in run.chapters], only)
+    return [name for name in chosen if run.chapter(name).status != "completed"]
+
+
+def estimated_minutes(run: Run, names: list[str]) -> int:
+    """Whole minutes that these chapters should take, by an earlier run of the profile where there is one."""
+    seconds = {name: TYPICAL_CHAPTER_S.get(run.profile, 120) for name in names}
+    for earlier in reversed(runs_newest_first(run.folder.parent)):
+        if earlier.profile == run.profile and earlier.machine == run.machine:
+            seconds |= {c.chapter: c.seconds for c in earlier.chapters if c.chapter in seconds and c.seconds}
+    return math.ceil(sum(seconds.values()) / 60)
+
+
+def reproduce(
+    run: Run,
+    *,
+    notebooks: Path,
+    only: str | None = None,
+    limits: Limits | None = None,
+    listener: Listener | None = None,
+) -> Run:
+    """Execute what is left of `run` and return it; a chapter that fails is noted and the next one starts.
+
+    Raises `BadInput` before anything is executed for a chapter without one of the parameters, and `NotAvailable`
+    without papermill or for a kernel that runs another Python.
+    """
+    listener = listener or (lambda text, done, total: None)
+    names = to_run(run, only)
+    check_kernel(run.kernel)
+    sources = find_chapters(notebooks)
+    with tempfile.TemporaryDirectory(prefix="speedlab-") as folder:
+        converted = {name: Path(folder) / f"{name}.ipynb" for name in names}
+        for name in names:
+            convert(sources[name], converted[name])
+            check_parameters(converted[name], run.parameters)
+        for done, name in enumerate(names):
+            listener(f"{name} ...", done, len(names))
+            chapter = run.chapter(name)
+            chapter.source_sha256 = _sha256(sources[name])
+            run_chapter(run, chapter, converted[name], limits or Limits())
+            seconds = f"{chapter.seconds:.0f} s"
+            listener(f"{name} {chapter.status} in {seconds}" + (f": {chapter.reason}" if chapter.reason else ""),
+                     done + 1, len(names))  # fmt: skip
+    run.finished_utc = utc_now()
+    run.write()
+    return run
+
+
+def summary_table(run: Run) -> str:
+    """One line per chapter: name, status, seconds, and the reason where it is not complete."""
+    width = max(len(chapter.chapter) for chapter in run.chapters)
+    lines = []
+    for chapter in run.chapters:
+        seconds = "" if chapter.seconds is None else f"{chapter.seconds:.1f} s"
+        reason = f"  {chapter.reason}" if chapter.reason else ""
+        lines.append(f"{chapter.chapter:<{width}}  {chapter.status:<11}  {seconds:>8}{reason}".rstrip())
+    return "\n".join(lines)
+
+
+def probe_machine() -> dict[str, Any]:
+    """What `speedlab doctor --json` says, asked in another process so that this one never holds a GPU."""
+    done = subprocess.run([sys.executable, "-m", "speedlab", "doctor", "--json"], capture_output=True, text=True)
+    if done.returncode:
+        raise SpeedLabError(f"`speedlab doctor` failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return json.loads(done.stdout)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,146 @@
+"""What a run of the chapters left behind: its summary, and whether a later run may go on from it.
+
+A run is one profile, one set of parameters, one version of the package, one machine, one session. It knows nothing
+of how a chapter is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from speedlab.errors import BadInput, NotAvailable, check_choice
+from speedlab.records.store import write_text_atomic
+
+SUMMARY = "summary.json"
+STATUSES = ("pending", "completed", "failed", "interrupted")
+
+
+@dataclass(kw_only=True)
+class Chapter:
+    """One chapter of a run. source_sha256: of the notebook source that was executed; reason: why it is not complete."""
+
+    chapter: str
+    status: str = "pending"
+    seconds: float | None = None
+    session: str | None = None
+    reason: str | None = None
+    source_sha256: str | None = None
+    records: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_choice("status of a chapter", self.status, STATUSES)
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run folder and its summary. `machine` is what must be equal for two chapters to belong to one run."""
+
+    folder: Path
+    profile: str
+    steps: int
+    source: str
+    kernel: str
+    session: str = field(default_factory=lambda: secrets.token_hex(6))
+    source_hash: str
+    machine: dict[str, Any]
+    started_utc: str = field(default_factory=lambda: utc_now())
+    finished_utc: str | None = None
+    chapters: list[Chapter]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"profile": self.profile, "steps": self.steps, "source": self.source}
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.chapters) and all(chapter.status == "completed" for chapter in self.chapters)
+
+    def page(self, chapter: str) -> Path:
+        """The executed notebook of a chapter that ran to its end."""
+        return self.folder / f"{chapter}.ipynb"
+
+    def chapter(self, name: str) -> Chapter:
+        return next(chapter for chapter in self.chapters if chapter.chapter == name)
+
+    def write(self) -> None:
+        values = {name: value for name, value in asdict(self).items() if name != "folder"}
+        write_text_atomic(self.folder / SUMMARY, json.dumps(values, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """The run in this folder; `BadInput` for a folder that is none, or whose summary is damaged."""
+        folder = Path(folder)
+        path = folder / SUMMARY
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            chapters = [Chapter(**chapter) for chapter in values.pop("chapters")]
+            return cls(folder=folder.resolve(), chapters=chapters, **values)
+        except OSError as error:
+            raise BadInput(
+                f"{folder} is not a run, {SUMMARY} cannot be read ({error.strerror}): "
+                "give a folder that `speedlab reproduce` wrote"
+            ) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            known = ", ".join(f.name for f in fields(cls) if f.name != "folder")
+            raise BadInput(
+                f"{path} is damaged ({error}): it must be JSON with {known}; run `speedlab reproduce` again"
+            ) from error
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_run_folder(runs: Path, profile: str) -> Path:
+    """A name for a new run, not created yet: `<UTC>-<profile>`, with a number added where that is taken."""
+    stem = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{profile}"
+    names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
+    return next(runs / name for name in names if not (runs / name).exists())
+
+
+def runs_newest_first(runs: Path) -> list[Run]:
+    """All runs that can be read; a folder without a summary, or with a damaged one, is not a run."""
+    found = []
+    for summary in runs.glob(f"*/{SUMMARY}"):
+        try:
+            found.append(Run.read(summary.parent))
+        except BadInput:
+            continue  # asked for by name it would be an error; here it only cannot be chosen
+    return sorted(found, key=lambda run: (run.started_utc, run.folder.name), reverse=True)
+
+
+def continued(wanted: Run, runs: Path) -> Run:
+    """The newest earlier run that `wanted` may go on with, or `wanted` itself where there is none.
+
+    Same parameters, package, kernel and machine: then its finished chapters are as good as new ones. A chapter whose
+    source has changed since is set back to pending.
+    """
+    same = ("profile", "steps", "source", "kernel", "source_hash", "machine")
+    for run in runs_newest_first(runs):
+        names = [chapter.chapter for chapter in run.chapters]
+        if names != [chapter.chapter for chapter in wanted.chapters]:
+            continue
+        if any(getattr(run, name) != getattr(wanted, name) for name in same):
+            continue
+        run.chapters = [_current(run, chapter, wanted.chapter(chapter.chapter)) for chapter in run.chapters]
+        return run
+    return wanted
+
+
+def newest_complete(runs: Path) -> Run:
+    """The newest run with every chapter completed; an error that names the command that makes one."""
+    for run in runs_newest_first(runs):
+        if run.complete:
+            return run
+    raise NotAvailable(f"no complete run in {runs}: make one with `speedlab reproduce`")
+
+
+def _current(run: Run, old: Chapter, new: Chapter) -> Chapter:
+    """`old` where it is finished, its page is there and its source is the one of `new`; otherwise `new`, pending."""
+    finished = old.status == "completed" and old.source_sha256 == new.source_sha256
+    return old if finished and run.page(old.chapter).is_file() else new

@@ -1,0 +1,104 @@
+"""One optimizer step: forward, loss, backward, update. Everything that is timed is in `TrainingStep.__call__`.
+
+Shapes: B micro-batch, T tokens, V rows of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from speedlab.model import GPT, load_weights
+from speedlab.recipe import Recipe
+from speedlab.training.optimizer import build_optimizer
+from speedlab.training.precision import autocast, matmul_precision, precision_of
+
+Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, int64 (B, T) each
+
+
+def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross-entropy in nats over all positions, padded ids taking part in the softmax: scalar."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+@torch.no_grad()
+def loss_over_true_ids(logits_BTV: Tensor, targets_BT: Tensor, vocab_size: int) -> Tensor:
+    """The same loss in float32 over the ids that exist, so that padded and exact vocabularies can be compared.
+
+    One sequence at a time: a float32 copy of all logits would be the largest tensor of the whole step.
+    """
+    rows = zip(logits_BTV, targets_BT, strict=True)
+    return torch.stack([F.cross_entropy(row[:, :vocab_size].float(), target) for row, target in rows]).mean()
+
+
+def compile_model(recipe: Recipe, model: nn.Module) -> nn.Module:
+    """The model as `torch.compile` makes it, or as it is. Static shapes: another batch size is another graph."""
+    if recipe.compile == "off":
+        return model
+    mode = None if recipe.compile == "default" else recipe.compile
+    return torch.compile(model, mode=mode, dynamic=False)
+
+
+class TrainingStep:
+    """A model, its optimizer and the step that trains it, as one recipe says.
+
+    weights: canonical weights to start from (`draw_weights`). parallelize: wraps the model for several processes; it
+    comes before `torch.compile`, which has to see where DistributedDataParallel cuts the gradients into buckets.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        weights: dict[str, Tensor],
+        device: torch.device,
+        *,
+        parallelize: Callable[[nn.Module], DistributedDataParallel] | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.device = device
+        self.precision = precision_of(recipe)
+        with device:  # a CPU would take seconds to draw the weights that are overwritten here
+            self.model = GPT(recipe)
+        load_weights(self.model, weights)
+        self.model.to(dtype=self.precision.weights)
+        self.optimizer = build_optimizer(recipe, self.model.parameters())
+        self.scaler = torch.amp.GradScaler(device.type) if self.precision.scaled else None
+        self.parallel = parallelize(self.model) if parallelize else None
+        self.forward = compile_model(recipe, self.parallel or self.model)
+        self.true_losses: list[Tensor] | None = None  # a list here makes each call append its `loss_over_true_ids`
+
+    def __call__(self, batches: Iterator[Batch]) -> Tensor:
+        """Take `accumulation` micro-batches from `batches`, make one update. Returns the mean loss, detached.
+
+        Nothing here waits for the GPU, except the gradient scaler of float16, which has to look for overflow.
+        """
+        with matmul_precision(self.recipe):
+            self.optimizer.zero_grad(set_to_none=True)
+            mean_loss = torch.zeros((), device=self.device)
+            for micro_step in range(self.recipe.accumulation):
+                last = micro_step + 1 == self.recipe.accumulation
+                # DDP decides in the forward pass whether this backward pass exchanges gradients.
+                with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
+                    mean_loss += self._forward_backward(*next(batches)) / self.recipe.accumulation
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            return mean_loss
+
+    def _forward_backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        with autocast(self.precision, self.device):
+            logits_BTV = self.forward(tokens_BT)
+            loss = token_loss(logits_BTV, targets_BT)
+        if self.true_losses is not None:
+            self.true_losses.append(loss_over_true_ids(logits_BTV, targets_BT, self.recipe.vocab_size))
+        del logits_BTV  # the backward pass does not need them, and they are the largest tensor of the step
+        share = loss / self.recipe.accumulation
+        (share if self.scaler is None else self.scaler.scale(share)).backward()
+        return loss.detach()
