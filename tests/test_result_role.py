@@ -11,7 +11,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from speedlab.errors import BadInput
-from speedlab.publishing.result_role import MissingResult, format_value, words_of
+from speedlab.publishing.formatting import format_value, words_of
+from speedlab.publishing.result_role import MissingResult
 from speedlab.records.rows import report_rows
 from speedlab.records.store import write_record
 

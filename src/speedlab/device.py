@@ -68,7 +68,9 @@ def capabilities() -> Capabilities:
         return Capabilities(device_type="cpu", cores=cores, compiler_problem=_cpu_compiler_problem())
     properties = torch.cuda.get_device_properties(0)
     capability = torch.cuda.get_device_capability(0)
-    problem = None if capability >= (7, 0) else f"Triton needs compute capability 7.0, this card has {_dots(capability)}"
+    problem = (
+        None if capability >= (7, 0) else f"Triton needs compute capability 7.0, this card has {_dots(capability)}"
+    )
     return Capabilities(
         device_type="cuda",
         capability=capability,

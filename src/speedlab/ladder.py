@@ -126,7 +126,7 @@ NINE_STEPS = Ladder(
             chapter="04_pinned_memory",
             change={"host_memory": "pinned_non_blocking"},
             contract="identical",
-            expectation="the copy of a batch no longer makes the host wait; a batch of token ids is small, so little to gain",
+            expectation="the host no longer waits for the copy of a batch; a batch of ids is small, so little to gain",
         ),
         Rung(
             key="bfloat16",
@@ -144,7 +144,7 @@ NINE_STEPS = Ladder(
             change={"layers": "native"},
             contract="rounding",
             tolerance=BFLOAT16_TOLERANCE,
-            expectation="one kernel per layer reads its input once, instead of a chain of kernels with a round trip each",
+            expectation="one kernel per layer reads its input once, where a chain of kernels makes a round trip each",
         ),
         Rung(
             key="flash_attention",

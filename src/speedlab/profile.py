@@ -1,4 +1,4 @@
-"""Profiles scale the whole experiment to a machine: how large the model, how many steps. Ladders know nothing of them."""
+"""Profiles scale the whole experiment to a machine: how large a model, how many steps. Ladders know nothing of it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ SMOKE = Profile(
     name="smoke",
     about="a toy of two layers that proves on any CPU that everything runs; its speeds mean nothing",
     changes={
-        "num_layers": 2, "embedding_width": 64, "num_heads": 2, "context_length": 64, "vocab_size": 1_001, "dropout": 0.0,
+        "num_layers": 2, "embedding_width": 64, "num_heads": 2, "context_length": 64, "vocab_size": 1_001,
+        "dropout": 0.0,
     },
     micro_batch_divisor=2,
     warmup_steps=3,

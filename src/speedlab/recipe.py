@@ -1,4 +1,4 @@
-"""A recipe holds every choice that decides how fast a training step is; it knows nothing of how the choice is made real.
+"""A recipe holds every choice that decides how fast a step is; it knows nothing of how a choice is made real.
 
 Frozen, flat and made of plain values, so that two recipes can be compared field by field and stored as JSON.
 Each default is the slow, plain value; an optimization is a recipe with one field changed.

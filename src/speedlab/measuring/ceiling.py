@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -38,7 +39,7 @@ def measure_ceilings(machine: Capabilities, *, repeats: int = 20) -> dict[str, A
     rates = {name: 2.0 * side**3 / _matmul_seconds(name, side, device, repeats) for name in formats}
     source = torch.empty(copy_bytes // 4, dtype=torch.float32, device=device).normal_()
     target = torch.empty_like(source)
-    seconds = _median_seconds(lambda: target.copy_(source), device, repeats)
+    seconds = _median_seconds(partial(target.copy_, source), device, repeats)
     del source, target
     free_everything(device)
     return {

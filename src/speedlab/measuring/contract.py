@@ -43,6 +43,6 @@ def judge(rung: Rung, before: str | None, losses_before: list[float] | None, los
     if difference <= detail["tolerance"]:
         return Verdict("passed", detail)
     detail["note"] = (
-        f"losses differ from {before} by {difference:.3g}, more than the {detail['tolerance']:g} that the contract allows"
+        f"losses differ from {before} by {difference:.3g} nats, and the contract allows {detail['tolerance']:g}"
     )
     return Verdict("failed", detail)

@@ -42,7 +42,7 @@ CPU_KINDS: tuple[tuple[str, str], ...] = (
     ("communication", r"gloo:|c10d::|DistributedDataParallel"),
     ("attention, cpu", r"_scaled_dot_product_.*_for_cpu"),
     ("attention, math", r"_scaled_dot_product_attention_math"),
-    ("optimizer", r"[Ff]used_?adam|_foreach_|addcdiv|addcmul|lerp"),
+    ("optimizer", r"Optimizer\.|[Ff]used_?adam|_foreach_|addcdiv|addcmul|lerp"),
     ("matmul, ordinary", r"aten::(add)?b?mm\b|aten::(add|ba)?bmm|mkldnn_linear|aten::linear"),
     ("fused", r"^(graph_\d+_)?(cpp_|CompiledFunction|Torch-Compiled|## Call Compiled)"),
     ("normalization", r"layer_norm"),
@@ -50,7 +50,10 @@ CPU_KINDS: tuple[tuple[str, str], ...] = (
     ("embedding", r"embedding|index_select|gather|scatter"),
     ("copy", r"aten::(copy_|cat|_to_copy|contiguous|clone)"),
     ("reduction", r"aten::(sum|mean|var|max|norm)\b"),
-    ("element-wise", r"aten::(add|sub|mul|div|pow|tanh|sqrt|rsqrt|gelu|neg|fill_|zero_|masked_fill|triu|exp|bernoulli)"),
+    (
+        "element-wise",
+        r"aten::(add|sub|mul|div|pow|tanh|r?sqrt|gelu|neg|fill_|zero_|masked_fill|triu|exp|bernoulli)",
+    ),
 )
 
 

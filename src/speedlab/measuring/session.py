@@ -19,7 +19,7 @@ from speedlab.data.corpus import load_corpus
 from speedlab.data.tokenizer import get_tokenizer
 from speedlab.data.tokens import TokenFile, tokenize
 from speedlab.device import Capabilities, Substitution, adapt, capabilities
-from speedlab.errors import BadInput
+from speedlab.errors import BadInput, NotAvailable
 from speedlab.ladder import Ladder, Rung, get_ladder
 from speedlab.profile import Profile, check_steps, get_profile
 from speedlab.recipe import Recipe
@@ -89,7 +89,10 @@ class Session:
         from speedlab.measuring.variant import Plan
         from speedlab.training.distributed import Place
 
-        self.id = secrets.token_hex(6)
+        if machine.device_type == "cpu" and profile.publishable:
+            raise NotAvailable(f"profile {profile.name} needs a GPU, and there is none here: choose smoke or auto")
+        # The chapters of one batch run are processes of their own and share the runner's session.
+        self.id = os.environ.get("SPEEDLAB_SESSION") or secrets.token_hex(6)
         self.profile, self.machine, self.out, self.report = profile, machine, out, report
         self.plan = Plan(
             contract_steps=profile.contract_steps,

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -49,9 +50,7 @@ def contract_recipe(recipe: Recipe) -> Recipe:
     return recipe.but(dropout=0.0)
 
 
-def contract_losses(
-    recipe: Recipe, weights: dict[str, Tensor], tokens: Any, steps: int, place: Place
-) -> list[float]:
+def contract_losses(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, steps: int, place: Place) -> list[float]:
     """Losses in nats of `steps` optimizer steps from `weights` with dropout off, over the ids that exist."""
     _fresh_start(place.device)
     step, batches = _start(contract_recipe(recipe), weights, tokens, place)
@@ -80,7 +79,7 @@ def measure_variant(
         _fresh_start(device)
         first_step_s.clear()
         step, batches = _start(recipe, weights, tokens, place)
-        first_step_s.append(seconds_of(lambda: step(batches), device))
+        first_step_s.append(seconds_of(partial(step, batches), device))
     cache = _compile_cache()
     reset_peak(device)
     for _ in range(plan.warmup_steps):
@@ -94,7 +93,7 @@ def measure_variant(
         compile_cache=cache if recipe.compile != "off" else None,
         peak=read_peak(device),
         recompiles=_graphs() - graphs_before,
-        kernels=kernel_table(lambda: step(batches), device) if kernels else [],
+        kernels=kernel_table(partial(step, batches), device) if kernels else [],
     )
     del step, batches
     free_everything(device)
@@ -109,7 +108,7 @@ def profile_variant(
     step, batches = _start(recipe, weights, tokens, place)
     for _ in range(1 + warmup_steps):
         step(batches)
-    table = kernel_table(lambda: step(batches), place.device)
+    table = kernel_table(partial(step, batches), place.device)
     del step, batches
     free_everything(place.device)
     return table
@@ -149,7 +148,7 @@ def _stepped_losses(
     step: TrainingStep, batches: Iterator, steps: int, place: Place, first_step_s: list[float] | None = None
 ) -> list[float]:
     step.true_losses = []
-    first = seconds_of(lambda: step(batches), step.device)
+    first = seconds_of(partial(step, batches), step.device)
     if first_step_s is not None:
         first_step_s.append(first)
     for _ in range(steps - 1):

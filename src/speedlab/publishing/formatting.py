@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from speedlab.errors import BadInput, check_choice
+
 NOTHING = "–"  # a value that does not exist, never 0  # noqa: RUF001
 NO_CLEAR_DIFFERENCE = "no clear difference"
 
@@ -45,3 +47,48 @@ def ratio(value: float | None, *, clear: bool | None) -> str:
 def substitution(values: dict[str, Any]) -> str:
     """What ran in place of what was asked for, and why."""
     return f"{values['field']} {values['used']} instead of {values['asked']}: {values['reason']}"
+
+
+def format_value(key: str, value: Any) -> str:
+    """One value of a report row as it stands in a sentence, with its unit. The unit follows from the key.
+
+    tokens_per_s 27648 -> "27.6 k tokens/s"; step_ms_median 242.31 -> "242 ms"; peak_reserved_bytes -> "26.2 GiB";
+    speedup_total 11.34 -> "11.3x"; mfu, ceiling_fraction 0.431 -> "43.1 %"; compile_s -> "41.2 s"; words as they are.
+    """
+    if value is None or isinstance(value, bool | list | dict):
+        raise BadInput(f"{key} is {value!r}: a sentence can hold a number or a word")
+    if isinstance(value, str):
+        return value
+    if key.startswith("tokens_per_s"):
+        return f"{three_digits(value / 1000)} k tokens/s" if value >= 1000 else f"{three_digits(value)} tokens/s"
+    if key.endswith("_bytes"):
+        return f"{gib(value)} GiB"
+    if key.startswith(("speedup_", "scaling")):
+        return f"{three_digits(value)}x"
+    if key in ("mfu", "ceiling_fraction"):
+        return percent(value)
+    if key.startswith("step_ms"):
+        return f"{three_digits(value)} ms"
+    if key.endswith("_s"):
+        return f"{three_digits(value)} s"
+    return f"{value:,}"
+
+
+def words_of(row: dict[str, Any], key: str) -> str:
+    """One value of a report row in words. `BadInput` when the row has no such key or no value for it.
+
+    A ratio that the spread does not bear out reads "no clear difference". `verdict_step` and `verdict_total` say what
+    a ratio means: "2.21x faster", "1.04x slower" or "no clear difference".
+    """
+    verdicts = {"verdict_step": "speedup_step", "verdict_total": "speedup_total"}
+    check_choice("key", key, (*row, *verdicts))
+    source = verdicts.get(key, key)
+    value = row[source]
+    if value is None:
+        why = f"{row['status']}: {row['reason']}" if row.get("reason") else row["status"]
+        raise BadInput(f"the record has no {source} ({why})")
+    if row.get(f"{source}_clear") is False:
+        return NO_CLEAR_DIFFERENCE
+    if key not in verdicts:
+        return format_value(key, value)
+    return f"{format_value(source, max(value, 1 / value))} {'faster' if value > 1 else 'slower'}"

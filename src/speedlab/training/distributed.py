@@ -27,7 +27,7 @@ class Place:
     device: torch.device
 
     def parallelize(self, model: nn.Module) -> DistributedDataParallel:
-        """Average gradients over all processes, bucket by bucket, while the backward pass still runs (Li et al. 2020)."""
+        """Average gradients over all processes, bucket by bucket, during the backward pass (Li et al. 2020)."""
         return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,218 @@
+"""The handful of calls that a chapter makes: each measures or shows one thing. A chapter itself holds no machinery."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from speedlab.device import capabilities
+from speedlab.errors import check_choice
+from speedlab.ladder import NINE_STEPS, Rung, before_and_after, chapters
+from speedlab.profile import PROFILES, check_steps, get_profile
+from speedlab.publishing import chapter_words as words
+from speedlab.publishing.executed import RESULT_MIME
+from speedlab.publishing.facts import device_title
+from speedlab.publishing.figures_of_records import kernel_kinds, loss_curves
+from speedlab.publishing.plotting import alt_text, svg_text
+from speedlab.publishing.tables import ladder_table
+from speedlab.records.record import Record
+from speedlab.records.rows import report_rows
+from speedlab.records.store import committed_root, read_record, record_path, write_record
+
+SOURCES = ("measure", "recorded", "auto")
+
+
+class Chapter:
+    """One chapter of ladder nine-steps: its rungs, measured here, recorded elsewhere, or both.
+
+    stem: "02_tensor_cores" and the like. profile: full, t4, smoke, or auto by this machine's GPU. steps: timed steps
+    per rung, 0 for the profile's number. source: "measure" runs here; "recorded" shows the committed records only;
+    "auto" runs here, and without a GPU that run is the toy profile, labelled as such beside the records.
+    """
+
+    def __init__(self, stem: str, *, profile: str = "auto", steps: int = 0, source: str = "auto") -> None:
+        check_choice("chapter", stem, chapters())
+        check_choice("profile", profile, (*PROFILES, "auto"))
+        check_choice("source", source, SOURCES)
+        self.stem, self.steps, self.source = stem, check_steps(steps), source
+        self.keys = before_and_after(stem)
+        self.rungs: tuple[Rung, ...] = chapters()[stem]
+        self.recorded = _recorded(self.keys)
+        self.live: list[Record] = []
+        self._asked_profile = profile
+        self._session: Any = None
+
+    @property
+    def measures(self) -> bool:
+        return self.source != "recorded"
+
+    def show_change(self) -> None:
+        """What the chapter changes, promises and expects, from the ladder."""
+        _markdown(words.change_table(self.rungs))
+
+    def show_prediction(self) -> None:
+        """The step time by counting, as it was stored before each recorded run; made now where a GPU measures now."""
+        for device, records in self.recorded.items():
+            if any(record.predicted for record in records):
+                _markdown(
+                    f"Counted before the recorded run on {device_title(device)}:\n\n" + words.prediction_table(records)
+                )
+        if not any(record.predicted for records in self.recorded.values() for record in records):
+            _markdown("No recorded prediction yet: it is made from the rates of a GPU, before that GPU is timed.")
+
+    def show_code(self, *things: Any) -> None:
+        """The source of classes or functions of the package, or of a table in a module as (module, "NAME")."""
+        _markdown("\n".join(words.source_block(thing) for thing in things))
+
+    def measure(self) -> None:
+        """Check and time the rungs of this chapter here, unless only records are wanted, and show all rows."""
+        if self.measures:
+            self._measure()
+            self._show_rows(self.live, f"**Here and now**, {self._live_label()}")
+        for device, records in self.recorded.items():
+            self._show_rows(records, f"**Recorded** on {device_title(device)}")
+        if not self.recorded:
+            _markdown("No records are committed yet for these rungs.")
+
+    def show_kernels(self) -> None:
+        """Which kernels ran before and after, by kind and by name."""
+        for records in self._sets():
+            seen = [record for record in records if record.kernels]
+            if not seen:
+                continue
+            _markdown("\n\n".join(words.evidence_sentence(record) for record in seen))
+            if len(seen) > 1:
+                _svg(kernel_kinds(seen[0], seen[-1]))
+            _markdown(words.kernel_kind_table(seen) + "\n" + words.longest_kernels(seen[-1]))
+
+    def show_contract(self) -> None:
+        """Whether it is still the same training: verdicts, and the losses of the last rung over those before it."""
+        for records in self._sets():
+            own = [record for record in records if record.rung != self.keys[0]]
+            _markdown("\n\n".join(words.contract_sentence(record) for record in own))
+            drawn = [record for record in own if (record.contract_detail or {}).get("losses_before")]
+            if drawn:
+                _svg(loss_curves(drawn[-1]))
+
+    def show_other_cards(self) -> None:
+        """What becomes of this change on other cards."""
+        _markdown(words.cards_table(self.rungs))
+
+    def show_lesson(self) -> None:
+        """What the numbers say, in sentences that the numbers write."""
+        for records in self._sets(toys=False):
+            rows = report_rows(records)
+            sentences = [words.lesson(row, before) for before, row in pairwise(rows)]
+            _markdown("\n\n".join(sentences))
+        if not any(True for _ in self._sets(toys=False)):
+            _markdown("Nothing recorded yet, and the toy run above says nothing about speed.")
+
+    def finish(self) -> None:
+        """Emit the chapter's result, which the batch runner and the book look for."""
+        from IPython.display import display
+
+        run = _run_folder()
+        paths = (
+            [] if run is None else [_stored(run, record).relative_to(run).as_posix() for record in self.live]
+        )
+        failed = [record.rung for record in self.live if record.status in ("error", "contract_failed")]
+        result = {
+            "chapter": self.stem,
+            "profile": self._profile_name(),
+            "steps": self.steps,
+            "source": self.source,
+            "status": "failed" if failed else "measured" if self.live else "recorded",
+            "session": self._session.id if self._session else None,
+            "records": paths,
+        }
+        text = f"{self.stem}: {result['status']}" + (f" ({', '.join(failed)})" if failed else "")
+        display({RESULT_MIME: result, "text/plain": text}, raw=True)
+
+    def _measure(self) -> None:
+        from speedlab.measuring.session import Event, Session
+
+        machine = capabilities()
+        profile = get_profile(self._asked_profile, gpu_memory_bytes=machine.gpu_memory_bytes)
+
+        def say(event: Event) -> None:
+            if event.kind in ("rung", "estimate"):
+                print(f"{event.done}/{event.total} {event.text}", flush=True)
+
+        self._session = self._session or Session(profile, machine, steps=self.steps, report=say)
+        rungs = [NINE_STEPS.rung(key) for key in self.keys]
+        self.live = self._session.measure(NINE_STEPS, rungs)
+        run = _run_folder() or _own_run_folder(profile.name)
+        for record in self.live:
+            _store(run, record, own=record.rung != self.keys[0])
+        _clear_progress()
+
+    def _show_rows(self, records: Sequence[Record], label: str) -> None:
+        _markdown(f"{label}:\n\n{ladder_table(report_rows(records), titles=True).markdown()}")
+
+    def _live_label(self) -> str:
+        profile = self._session.profile
+        label = f"{device_title(self._session.device_slug)}, profile *{profile.name}*"
+        return label if profile.publishable else f"{label}: {profile.about}"
+
+    def _profile_name(self) -> str:
+        return self._session.profile.name if self._session else self._asked_profile
+
+    def _sets(self, *, toys: bool = True) -> list[list[Record]]:
+        """The recorded rows of each device, then the live ones."""
+        live = [self.live] if self.live and (toys or PROFILES[self.live[0].profile].publishable) else []
+        return [*self.recorded.values(), *live]
+
+
+def _recorded(keys: Sequence[str]) -> dict[str, list[Record]]:
+    """Committed records of these rungs by device; devices that lack one of them are left out."""
+    root, found = committed_root(), {}
+    devices = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    for device in devices:
+        paths = [record_path(root, device, NINE_STEPS.name, key) for key in keys]
+        if all(path.is_file() for path in paths):
+            found[device] = [read_record(path) for path in paths]
+    return found
+
+
+def _run_folder() -> Path | None:
+    """The folder of the batch run that this kernel belongs to, as the runner says."""
+    given = os.environ.get("SPEEDLAB_RUN")
+    return Path(given) if given else None
+
+
+def _own_run_folder(profile: str) -> Path:
+    """A new folder below ./runs for a chapter that somebody runs by hand."""
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{profile}"
+
+
+def _stored(run: Path, record: Record) -> Path:
+    """Where a chapter's record lies in its run: its own rungs side by side with those of the other chapters."""
+    return record_path(run / "records", record.device, record.ladder, record.rung)
+
+
+def _store(run: Path, record: Record, *, own: bool) -> None:
+    """Write a record. The rung that a chapter starts from belongs to the chapter before and is kept if it is there."""
+    if own or not _stored(run, record).is_file():
+        write_record(run / "records", record)
+
+
+def _markdown(text: str) -> None:
+    from IPython.display import Markdown, display
+
+    display(Markdown(text))
+
+
+def _svg(figure: Any) -> None:
+    from IPython.display import SVG, display
+
+    display(SVG(svg_text(figure)), metadata={"image/svg+xml": {"alt": alt_text(figure)}})
+
+
+def _clear_progress() -> None:
+    from IPython.display import clear_output
+
+    clear_output(wait=True)

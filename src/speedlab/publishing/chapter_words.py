@@ -1,0 +1,199 @@
+"""What a chapter says about records and recipes, as Markdown: every number and every judgement comes from them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from speedlab.cards import CARDS
+from speedlab.device import Capabilities, adapt
+from speedlab.ladder import NINE_STEPS, Rung
+from speedlab.publishing import formatting as form
+from speedlab.publishing.facts import device_title
+from speedlab.publishing.figures_of_records import milliseconds_by_kind
+from speedlab.publishing.tables import Table
+from speedlab.recipe import one_line_diff
+from speedlab.records.record import Record
+
+LADDER = NINE_STEPS.name
+# The cards that readers are most likely to have, each with what decides which recipe it can run.
+COMMON_CARDS = ("tesla-t4", "nvidia-rtx-3090", "nvidia-l4", "nvidia-a100-40gb", "nvidia-h200")
+MULTIPROCESSORS = {"tesla-t4": 40, "nvidia-rtx-3090": 82, "nvidia-l4": 58, "nvidia-a100-40gb": 108, "nvidia-h200": 132}
+
+
+def change_table(rungs: Sequence[Rung]) -> str:
+    """The one-line diff of each rung of a chapter, with its contract and why it should help."""
+    cells = []
+    for rung in rungs:
+        before = NINE_STEPS.before(rung.key)
+        assert before is not None, "a chapter never starts at the baseline"
+        diff = one_line_diff(NINE_STEPS.recipe_at(before), NINE_STEPS.recipe_at(rung.key))
+        cells.append((rung.title, f"`{diff}`", contract_words(rung), rung.expectation))
+    return Table("", ("optimization", "the recipe changes", "promise", "because"), tuple(cells)).markdown()
+
+
+def contract_words(rung: Rung) -> str:
+    if rung.contract == "identical":
+        return "the same losses, bit for bit"
+    if rung.contract == "rounding":
+        return f"the same losses within {rung.tolerance:g} nats"
+    return "another optimization: its losses are shown"
+
+
+def source_block(thing: Any) -> str:
+    """The source of a class, function or module-level table as a fenced block."""
+    if isinstance(thing, tuple):  # (module, name of a table in it)
+        module, name = thing
+        lines = inspect.getsource(module).splitlines()
+        start = next(n for n, line in enumerate(lines) if line.startswith((f"{name} =", f"{name}:")))
+        stop = (
+            next((n for n in range(start + 1, len(lines)) if lines[n][:1] in "})"), start)
+            if lines[start][-1:] in "{("
+            else start
+        )
+        source = "\n".join(lines[start : stop + 1])
+    else:
+        source = inspect.getsource(thing)
+    return f"```python\n{source.rstrip()}\n```\n"
+
+
+def prediction_table(records: Sequence[Record]) -> str:
+    """Predicted milliseconds per step by part, for records or the plain values that a session predicted."""
+    parts = list(dict.fromkeys(part for record in records for part in (record.predicted or {}).get("parts_ms", {})))
+    cells = [
+        (
+            _title(record.rung),
+            *(form.three_digits(record.predicted["parts_ms"].get(part)) for part in parts),
+            form.three_digits(record.predicted["step_ms"]),
+            record.predicted["bound_by"],
+        )
+        for record in records
+        if record.predicted
+    ]
+    columns = ("predicted ms per step", *parts, "sum", "largest part")
+    return Table("", columns, tuple(cells), numbers=frozenset((*parts, "sum"))).markdown()
+
+
+def kernel_kind_table(records: Sequence[Record]) -> str:
+    """Calls and milliseconds of one step by kind of kernel, a pair of columns for each record."""
+    times = [milliseconds_by_kind(record) for record in records]
+    calls = [_calls_by_kind(record) for record in records]
+    kinds = sorted({kind for time in times for kind in time}, key=lambda kind: -max(t.get(kind, 0.0) for t in times))
+    columns: list[str] = ["kind of kernel"]
+    for record in records:
+        columns += [f"{_title(record.rung)}: calls", f"{_title(record.rung)}: ms"]
+    cells = []
+    for kind in kinds:
+        line = [kind]
+        for time, call in zip(times, calls, strict=True):
+            line += [f"{call.get(kind, 0):,.0f}", form.three_digits(time.get(kind, 0.0))]
+        cells.append(tuple(line))
+    return Table("", tuple(columns), tuple(cells), numbers=frozenset(columns[1:])).markdown()
+
+
+def longest_kernels(record: Record, count: int = 5) -> str:
+    """The kernels of one step that take the most time, by name."""
+    cells = tuple(
+        (
+            f"`{kernel['name'][:70]}`",
+            kernel["kind"],
+            f"{kernel['calls']:,.0f}",
+            form.three_digits(kernel["time_us"] / 1e3),
+        )
+        for kernel in record.kernels[:count]
+    )
+    columns = (f"longest kernels: {_title(record.rung)}", "kind", "calls", "ms")
+    return Table("", columns, cells, numbers=frozenset(("calls", "ms"))).markdown()
+
+
+def evidence_sentence(record: Record) -> str:
+    """Whether Tensor Cores ran and which attention kernel, said from the kernel table alone."""
+    kinds = milliseconds_by_kind(record)
+    tensor, ordinary = kinds.get("matmul, Tensor Cores", 0.0), kinds.get("matmul, ordinary", 0.0)
+    attention = [kind.split(", ")[1] for kind in kinds if kind.startswith("attention")]
+    words = [f"*{_title(record.rung)}* on {device_title(record.device)}:"]
+    if record.on_cpu:
+        words.append("a CPU, so no Tensor Cores")
+    elif tensor:
+        words.append(f"Tensor Cores took {form.percent(tensor / (tensor + ordinary))} of the matmul time")
+    else:
+        words.append("no matmul ran on Tensor Cores")
+    words.append(f"; attention kernel: {', '.join(attention)}." if attention else "; no fused attention kernel.")
+    return " ".join(words).replace(" ;", ";")
+
+
+def contract_sentence(record: Record) -> str:
+    """The verdict of one record's contract in words."""
+    title, detail = f"*{_title(record.rung)}*", record.contract_detail or {}
+    if record.contract_verdict is None:
+        return f"{title}: not compared ({record.reason})."
+    if record.contract_verdict in ("reference", "differs"):
+        note = detail.get("note") or "the start that the others are compared with"
+        return f"{title}: {note}."
+    if record.contract_verdict == "failed":
+        return f"{title}: **failed**. {detail.get('note')}."
+    before, steps = _title(detail["before"]), len(record.losses)
+    if record.contract == "identical":
+        return f"{title}: passed. All {steps} losses equal those of *{before}* bit for bit."
+    return (
+        f"{title}: passed. Over {steps} steps from the same weights and batches, dropout off, the loss differs from "
+        f"*{before}* by at most {detail['largest_difference']:.2g} nats; {detail['tolerance']:g} is allowed."
+    )
+
+
+def lesson(row: dict[str, Any], before: dict[str, Any]) -> str:
+    """One sentence on what a rung did to speed and memory on one device, from report rows."""
+    where = device_title(row["device"])
+    title = _title(row["rung"])
+    if row["status"] != "measured":
+        return f"**{title}** on {where}: {row['status'].replace('_', ' ')}, {row['reason']}."
+    if row["speedup_step"] is None:
+        return f"**{title}** on {where}: {form.words_of(row, 'tokens_per_s')}; nothing to compare it with."
+    words = f"**{title}** on {where}: {form.words_of(row, 'verdict_step')} than *{_title(before['rung'])}*"
+    if not row["speedup_step_clear"]:
+        words = f"**{title}** on {where}: no clear difference in speed to *{_title(before['rung'])}*"
+    if row["peak_reserved_bytes"] and before["peak_reserved_bytes"]:
+        words += (
+            f"; peak reserved memory {form.gib(before['peak_reserved_bytes'])} -> "
+            f"{form.gib(row['peak_reserved_bytes'])} GiB"
+        )
+    if row["compile_s"]:
+        words += f"; compiling took {form.three_digits(row['compile_s'])} s ({row['compile_cache']} cache)"
+    return words + "."
+
+
+def cards_table(rungs: Sequence[Rung]) -> str:
+    """What becomes of each rung on common cards, by the rules that the program itself follows."""
+    machines = [(card.title, _machine(card.slug)) for card in CARDS if card.slug in COMMON_CARDS]
+    machines.append(("CPU", Capabilities(device_type="cpu", cores=8)))
+    cells = []
+    for rung in rungs:
+        for title, machine in machines:
+            recipe, substitutions = adapt(NINE_STEPS.recipe_at(rung.key), machine)
+            below, _ = adapt(NINE_STEPS.recipe_at(NINE_STEPS.before(rung.key) or rung.key), machine)
+            own = [s for s in substitutions if s.field in rung.change]
+            kept = [f"{s.field}: {s.asked} -> {s.used}" for s in substitutions if s.field not in rung.change]
+            state = "as written" if not own else "not available" if recipe == below else f"runs with {own[0].used}"
+            cells.append((rung.title, title, state, own[0].reason if own else "", "; ".join(kept)))
+    columns = ("optimization", "card", "this change", "reason", "earlier changes replaced")
+    return Table("", columns, tuple(cells)).markdown()
+
+
+def _machine(slug: str) -> Capabilities:
+    card = next(card for card in CARDS if card.slug == slug)
+    return Capabilities(
+        device_type="cuda", capability=card.capability, gpu_name=card.title, gpus=1, cores=8,
+        gpu_memory_bytes=int(card.memory_gib * 2**30), multiprocessors=MULTIPROCESSORS[slug],
+    )  # fmt: skip
+
+
+def _calls_by_kind(record: Record) -> dict[str, float]:
+    calls: dict[str, float] = {}
+    for kernel in record.kernels:
+        calls[kernel["kind"]] = calls.get(kernel["kind"], 0.0) + kernel["calls"]
+    return calls
+
+
+def _title(rung: str) -> str:
+    return NINE_STEPS.rung(rung).title
