@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from speedlab.recipe import Recipe
@@ -184,8 +186,10 @@ def _dots(capability: tuple[int, int] | None) -> str:
 
 
 def _cpu_compiler_problem() -> str | None:
-    """Inductor generates C++ on a CPU and needs a compiler; it honours CXX."""
+    """Inductor generates C++ on a CPU and needs a compiler (it honours CXX) and Python's headers."""
     wanted = os.environ.get("CXX", "g++")
     if shutil.which(wanted) is None:
         return f"torch.compile needs a C++ compiler on a CPU, and {wanted!r} is not installed"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "torch.compile needs Python's headers on a CPU, and Python.h is not installed"
     return None

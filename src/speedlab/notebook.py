@@ -116,9 +116,7 @@ class Chapter:
         from IPython.display import display
 
         run = _run_folder()
-        paths = (
-            [] if run is None else [_stored(run, record).relative_to(run).as_posix() for record in self.live]
-        )
+        paths = [] if run is None else [_stored(run, record).relative_to(run).as_posix() for record in self.live]
         failed = [record.rung for record in self.live if record.status in ("error", "contract_failed")]
         result = {
             "chapter": self.stem,

@@ -202,7 +202,7 @@ class Session:
         from speedlab.measuring.variant import measure_variant
 
         return measure_variant(
-            recipe, self._weights_for(recipe), self.tokens.tokens, self.plan, self.place, kernels=self.profile_at_once
+            recipe, self.weights_for(recipe), self.tokens.tokens, self.plan, self.place, kernels=self.profile_at_once
         )
 
     def _undone(self, ladder: Ladder, rung: Rung, recipe: Recipe, substitutions) -> Substitution | None:
@@ -218,13 +218,13 @@ class Session:
 
         recipe, _ = self.recipe(ladder, key)
         if recipe not in self._losses:
-            weights = self._weights_for(recipe)
+            weights = self.weights_for(recipe)
             self._losses[recipe] = contract_losses(
                 recipe, weights, self.tokens.tokens, self.plan.contract_steps, self.place
             )
         return self._losses[recipe]
 
-    def _weights_for(self, recipe: Recipe) -> dict[str, Any]:
+    def weights_for(self, recipe: Recipe) -> dict[str, Any]:
         from speedlab.model import draw_weights
 
         shape = (
@@ -267,7 +267,7 @@ class Session:
         index = measured[0]
         recipe = Recipe.from_dict(records[index].recipe)
         self.report(Event(kind="note", text=f"timing {records[index].rung} again for drift"))
-        weights = self._weights_for(recipe)
+        weights = self.weights_for(recipe)
         again = measure_variant(recipe, weights, self.tokens.tokens, self.plan, self.place, kernels=False)
         records[index] = replace(records[index], drift_step_ms=again.step_ms)
         self._write(records[index])
@@ -286,7 +286,7 @@ class Session:
                 continue
             self.report(Event(kind="note", rung=record.rung, text=f"looking at the kernels of {record.rung}"))
             recipe = Recipe.from_dict(record.recipe)
-            kernels = profile_variant(recipe, self._weights_for(recipe), self.tokens.tokens, self.place)
+            kernels = profile_variant(recipe, self.weights_for(recipe), self.tokens.tokens, self.place)
             records[index] = replace(record, kernels=kernels)
             self._write(records[index])
 

@@ -53,7 +53,7 @@ def contract_recipe(recipe: Recipe) -> Recipe:
 def contract_losses(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, steps: int, place: Place) -> list[float]:
     """Losses in nats of `steps` optimizer steps from `weights` with dropout off, over the ids that exist."""
     _fresh_start(place.device)
-    step, batches = _start(contract_recipe(recipe), weights, tokens, place)
+    step, batches = start_variant(contract_recipe(recipe), weights, tokens, place)
     return _stepped_losses(step, batches, steps, place)
 
 
@@ -71,14 +71,14 @@ def measure_variant(
     device = place.device
     _fresh_start(device)
     compared = contract_recipe(recipe)
-    step, batches = _start(compared, weights, tokens, place)
+    step, batches = start_variant(compared, weights, tokens, place)
     first_step_s: list[float] = []
     losses = _stepped_losses(step, batches, plan.contract_steps, place, first_step_s)
     if compared != recipe:
         del step, batches
         _fresh_start(device)
         first_step_s.clear()
-        step, batches = _start(recipe, weights, tokens, place)
+        step, batches = start_variant(recipe, weights, tokens, place)
         first_step_s.append(seconds_of(partial(step, batches), device))
     cache = _compile_cache()
     reset_peak(device)
@@ -105,7 +105,7 @@ def profile_variant(
 ) -> list[dict[str, Any]]:
     """The kernel table of a recipe, from a step built for nothing else."""
     _fresh_start(place.device)
-    step, batches = _start(recipe, weights, tokens, place)
+    step, batches = start_variant(recipe, weights, tokens, place)
     for _ in range(1 + warmup_steps):
         step(batches)
     table = kernel_table(partial(step, batches), place.device)
@@ -126,7 +126,7 @@ def time_steps(step: TrainingStep, batches: Iterator, device: torch.device, step
         return watch.step_ms()
 
 
-def _start(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place: Place):
+def start_variant(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place: Place):
     """A step and its batches; every variant of a session sees the same tokens in the same order."""
     # Dropout masks: the same draw for each repeat of a variant, another one on each rank.
     torch.manual_seed(recipe.seed + place.rank)

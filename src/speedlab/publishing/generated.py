@@ -185,21 +185,10 @@ def _tables(group: list[Row]) -> str:
     """The rows of one device and ladder in two tables, and what they were measured with."""
     whole = ladder_table(group, titles=True)
     rest = ("rung", *(name for name in whole.columns if name not in _COMPARED))
-    compared, detail = _columns(whole, _COMPARED), _columns(whole, rest)
+    compared, detail = whole.select(_COMPARED), replace(whole.select(rest), notes=())
     return (
-        f"{_linked(replace(compared, notes=whole.notes).markdown())}\nMeasured: {whole.title}.\n\n"
+        f"{_linked(compared.markdown())}\nMeasured: {whole.title}.\n\n"
         f"The same rows, in detail:\n\n{detail.markdown()}\n"
-    )
-
-
-def _columns(table: Table, names: Iterable[str]) -> Table:
-    """The table with these columns only, those that it has, without its notes."""
-    kept = [table.columns.index(name) for name in names if name in table.columns]
-    return replace(
-        table,
-        columns=tuple(table.columns[index] for index in kept),
-        cells=tuple(tuple(line[index] for index in kept) for line in table.cells),
-        notes=(),
     )
 
 

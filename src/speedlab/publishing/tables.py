@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -30,6 +30,15 @@ class Table:
     cells: tuple[tuple[str, ...], ...]
     numbers: frozenset[str] = frozenset()
     notes: tuple[str, ...] = field(default=())
+
+    def select(self, names: Iterable[str]) -> Table:
+        """The table with these columns, of those that it has, in this order."""
+        kept = [self.columns.index(name) for name in names if name in self.columns]
+        return replace(
+            self,
+            columns=tuple(self.columns[index] for index in kept),
+            cells=tuple(tuple(line[index] for index in kept) for line in self.cells),
+        )
 
     def text(self) -> str:
         """Aligned plain text, one line a row, never wrapped or cut."""

@@ -5,6 +5,7 @@ Shapes: B micro-batch, T tokens, V rows of the vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
@@ -40,8 +41,18 @@ def compile_model(recipe: Recipe, model: nn.Module) -> nn.Module:
     """The model as `torch.compile` makes it, or as it is. Static shapes: another batch size is another graph."""
     if recipe.compile == "off":
         return model
+    if recipe.compile.startswith("max-autotune"):
+        _quiet_autotuning()
     mode = None if recipe.compile == "default" else recipe.compile
     return torch.compile(model, mode=mode, dynamic=False)
+
+
+def _quiet_autotuning() -> None:
+    """Keep the trial of each kernel, and those that do not fit the card, off the screen: thousands of lines."""
+    from torch._inductor import select_algorithm
+
+    select_algorithm.PRINT_AUTOTUNE = False
+    select_algorithm.log.setLevel(logging.CRITICAL)
 
 
 class TrainingStep:
