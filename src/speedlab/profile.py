@@ -36,7 +36,7 @@ FULL = Profile(
     name="full",
     about="GPT-2 124M, context 1024, the batches of the published ladders; needs a GPU of about 40 GiB",
     warmup_steps=5,
-    steps=40,
+    steps=30,
     contract_steps=10,
     corpus_bytes=None,
 )

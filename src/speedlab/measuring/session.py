@@ -267,8 +267,8 @@ class Session:
         index = measured[0]
         recipe = Recipe.from_dict(records[index].recipe)
         self.report(Event(kind="note", text=f"timing {records[index].rung} again for drift"))
-        weights = self.weights_for(recipe)
-        again = measure_variant(recipe, weights, self.tokens.tokens, self.plan, self.place, kernels=False)
+        weights, plan = self.weights_for(recipe), replace(self.plan, contract_steps=0)
+        again = measure_variant(recipe, weights, self.tokens.tokens, plan, self.place, kernels=False)
         records[index] = replace(records[index], drift_step_ms=again.step_ms)
         self._write(records[index])
 

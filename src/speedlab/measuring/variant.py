@@ -25,7 +25,7 @@ from speedlab.training.step import TrainingStep
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How often a variant steps: to be compared, to warm up, to be timed."""
+    """How often a variant steps: to be compared (0: not at all), to warm up, to be timed."""
 
     contract_steps: int
     warmup_steps: int
@@ -69,17 +69,19 @@ def measure_variant(
     that has more to time calls `profile_variant` when it is done.
     """
     device = place.device
-    _fresh_start(device)
-    compared = contract_recipe(recipe)
-    step, batches = start_variant(compared, weights, tokens, place)
     first_step_s: list[float] = []
-    losses = _stepped_losses(step, batches, plan.contract_steps, place, first_step_s)
-    if compared != recipe:
-        del step, batches
+    losses: list[float] = []
+    compared = contract_recipe(recipe)
+    step = batches = None
+    if plan.contract_steps:
         _fresh_start(device)
-        first_step_s.clear()
+        step, batches = start_variant(compared, weights, tokens, place)
+        losses = _stepped_losses(step, batches, plan.contract_steps, place, first_step_s)
+    if step is None or compared != recipe:
+        step = batches = None  # before the next one is built: each variant is alone in memory
+        _fresh_start(device)
         step, batches = start_variant(recipe, weights, tokens, place)
-        first_step_s.append(seconds_of(partial(step, batches), device))
+        first_step_s = [seconds_of(partial(step, batches), device)]
     cache = _compile_cache()
     reset_peak(device)
     for _ in range(plan.warmup_steps):

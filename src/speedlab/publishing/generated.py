@@ -17,7 +17,7 @@ from speedlab.ladder import NINE_STEPS, SIX_STEPS
 from speedlab.profile import PROFILES
 from speedlab.publishing import facts, figures
 from speedlab.publishing.diagrams import write_diagrams
-from speedlab.publishing.tables import Row, Table, by_ladder, ladder_table, published_table
+from speedlab.publishing.tables import Row, by_ladder, ladder_table, published_table
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_records, write_text_atomic

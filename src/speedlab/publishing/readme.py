@@ -1,4 +1,4 @@
-"""Keeps the result table of README.md equal to the committed records. `python -m speedlab.publishing.readme` writes it."""
+"""Keeps the result table of README.md equal to the records: `python -m speedlab.publishing.readme` writes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def results_block() -> str:
         if group[0]["ladder"] == NINE_STEPS.name
     ]
     parts = [
-        f"**Measured on {device_title(group[0]['device'])}** (torch {group[0]['torch']}, session {group[0]['session']}); "
+        f"**Measured on {device_title(group[0]['device'])}** "
+        f"(torch {group[0]['torch']}, session {group[0]['session']}); "
         f"*published* figures: one A100, by others.\n\n{ladder_table(group, titles=True).select(COLUMNS).markdown()}"
         for group in groups
     ]
