@@ -11,8 +11,8 @@
 #
 # [Open this chapter in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/08_torch_compile.ipynb)
 #
-# So far we replaced slow pieces by hand: a fused optimizer, a fused LayerNorm, a fused attention. What is left are many
-# small operations between the matmuls. Can a compiler find and fuse them, and what does it ask for in return?
+# So far we replaced slow pieces by hand: a fused optimizer, a fused LayerNorm, a fused attention. What is left are
+# many small operations between the matmuls. Can a compiler find and fuse them, and what does it ask for in return?
 #
 # **Guess first:** which of these can it make shorter: matmuls, attention, the residual additions, the loss, the
 # optimizer? And after how many steps have you earned the compilation back?
@@ -48,10 +48,10 @@ chapter.show_change()
 # one kernel  reads 2, writes the sum and the normalized sum     4, and the mask if it is kept
 # ```
 #
-# `torch.compile` works in three stages. It records the operations of the forward pass as a graph, derives the graph of
-# the backward pass from it, and generates kernels for runs of operations that can share a pass: Triton on a GPU, C++ on
-# a CPU. It also decides which values to keep for the backward pass and which to compute again. Matmuls and attention
-# remain calls into the libraries in the default mode, so fusion alone should not touch them.
+# `torch.compile` records the operations of the forward pass as a graph, derives that of the backward pass, and
+# generates kernels for runs of operations that can share a pass: Triton on a GPU, C++ on a CPU. It also decides which
+# values to keep for the backward pass and which to compute again. In the default mode matmuls and attention remain
+# calls into the libraries, so fusion alone should not touch them.
 
 # %%
 chapter.show_prediction()
@@ -59,9 +59,9 @@ chapter.show_prediction()
 # %% [markdown]
 # ## The change
 #
-# `dynamic=False` compiles for the shapes that it meets and for no others. Another batch size is another graph and another
-# wait, which we prefer to a graph for all sizes that is optimal for none. What is compiled is the model: loss and
-# optimizer step stay outside.
+# `dynamic=False` compiles for the shapes that it meets and for no others. Another batch size is another graph and
+# another wait, which we prefer to a graph for all sizes that is optimal for none. What is compiled is the model: loss
+# and optimizer step stay outside.
 
 # %%
 from speedlab.training.step import compile_model
@@ -78,8 +78,9 @@ chapter.show_code(compile_model)
 chapter.measure()
 
 # %% [markdown]
-# The compile time is a number of its own: the length of the first step minus that of a median step. A *cold* cache means
-# that kernels had to be generated; a *warm* one holds them from an earlier run. Break-even comes from three columns:
+# The compile time is a number of its own: the length of the first step minus that of a median step. A *cold* cache
+# means that kernels had to be generated; a *warm* one holds them from an earlier run. Break-even comes from three
+# columns:
 #
 # ```text
 # steps to break even = 1,000 x compile seconds / (ms per step before - ms per step after)
@@ -101,17 +102,18 @@ for records in filter(None, (*chapter.recorded.values(), chapter.live)):
 # %% [markdown]
 # ## What ran
 #
-# Generated kernels are the kind *fused* on a GPU; their long names list what they hold. Kinds that shrink or vanish are
-# those that went into them. Two things to look for:
+# Generated kernels are the kind *fused*. On a GPU their long names list what they hold; on a CPU one entry stands for
+# a whole graph. Kinds that shrink or vanish went into them. Two things to look for:
 #
-# * Does the time of the *matmuls* fall as well? Fusion cannot do that. But the compiler may pad a matmul whose row length
-#   suits the hardware badly, if that wins in its own trial. The head, with 50,257 columns, is a candidate. If it was padded
-#   here, part of the next chapter's gain is already in this row.
+# * Does the time of the *matmuls* fall as well? Fusion cannot do that. But the compiler may pad a matmul whose row
+#   length suits the hardware badly, if that wins in its own trial. The head, with 50,257 columns, is a candidate. If
+#   it was padded here, part of the next chapter's gain is already in this row.
 # * *softmax and loss* and *optimizer* should stand as before, because they lie outside the graph.
 
 # %%
 chapter.show_kernels()
-for record in (record for records in (*chapter.recorded.values(), chapter.live) for record in records):
+everything = [record for records in (*chapter.recorded.values(), chapter.live) for record in records]
+for record in (record for record in everything if record.kernels):
     launches = sum(kernel["calls"] for kernel in record.kernels)
     print(f"{record.device}, {record.rung}: {launches:,.0f} {'operators' if record.on_cpu else 'kernels'} in one step")
 
@@ -127,8 +129,8 @@ chapter.show_contract()
 # %% [markdown]
 # ## On other cards
 #
-# Triton needs compute capability 7.0. On a CPU a C++ compiler must be installed. Where either is missing the row says so
-# and the run goes on.
+# Triton needs compute capability 7.0. On a CPU a C++ compiler must be installed. Where either is missing the row says
+# so and the run goes on.
 
 # %%
 chapter.show_other_cards()
@@ -137,13 +139,13 @@ chapter.show_other_cards()
 # ## What we learned
 #
 # * *A free lunch.* The lunch costs the compile time above. For a run shorter than the break-even step it is a loss.
-# * *The first run is 2 to 10 times slower.* Divide the compile time by a median step. The published account of six steps
-#   gives about 40 s of compilation (mode `max-autotune`) in front of steps of 0.33 s, a factor of 120.
-# * *It preallocates all memory.* Compare the reserved memory of the two rows with the size of the card. In the published
-#   ladder (LLMs-from-scratch) it went from 5.90 to 6.19 GiB.
-# * *Looking at a later step avoids the warm-up.* That ladder changes its statistic at this rung, from a running mean to
-#   the last printed interval. Its intervals also hold evaluations, and those are neither warm-up nor training. Excluding
-#   the first step is not enough: a window must hold training only.
+# * *The first run is 2 to 10 times slower.* Divide the compile time by a median step. The published account of six
+#   steps gives about 40 s of compilation (mode `max-autotune`) in front of steps of 0.33 s, a factor of 120.
+# * *It preallocates all memory.* Compare the reserved memory of the two rows with the size of the card. In the
+#   published ladder (LLMs-from-scratch) it went from 5.90 to 6.19 GiB.
+# * *Looking at a later step avoids the warm-up.* That ladder changes its statistic at this rung, from a running mean
+#   to the last printed interval. Its intervals also hold evaluations, and those are neither warm-up nor training.
+#   Excluding the first step is not enough: a window must hold training only.
 
 # %%
 chapter.show_lesson()
@@ -151,11 +153,9 @@ chapter.show_lesson()
 # %% [markdown]
 # ## Try it yourself
 #
-# * No GPU: run this chapter a second time with `TORCHINDUCTOR_CACHE_DIR` set to the same folder both times. What becomes
-#   of the compile time and of the word behind it?
+# * No GPU: run this chapter twice in Jupyter with the variable `TORCHINDUCTOR_CACHE_DIR` set to the same folder. What
+#   becomes of the compile time, and of the word behind it?
 # * No GPU: set `TORCH_LOGS=output_code` and find the kernel that holds a residual addition. What else is in it?
-# * With a GPU: how many steps does your training have? Put the compile time on that many steps; how many milliseconds
-#   is it per step?
 
 # %%
 chapter.finish()

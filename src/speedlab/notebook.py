@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ class Chapter:
     def show_contract(self) -> None:
         """Whether it is still the same training: verdicts, and the losses of the last rung over those before it."""
         for records in self._sets():
-            own = [record for record in records if record.rung != self.keys[0]]
+            own = records[1:]  # the first one is the start that the chapter compares with
             _markdown("\n\n".join(words.contract_sentence(record) for record in own))
             drawn = [record for record in own if (record.contract_detail or {}).get("losses_before")]
             if drawn:
@@ -105,8 +104,10 @@ class Chapter:
     def show_lesson(self) -> None:
         """What the numbers say, in sentences that the numbers write."""
         for records in self._sets(toys=False):
-            rows = report_rows(records)
-            sentences = [words.lesson(row, before) for before, row in pairwise(rows)]
+            rows = {row["rung"]: row for row in report_rows(records)}
+            sentences = [
+                words.lesson(rows[record.rung], rows.get(rows[record.rung]["before"])) for record in records[1:]
+            ]
             _markdown("\n\n".join(sentences))
         if not any(True for _ in self._sets(toys=False)):
             _markdown("Nothing recorded yet, and the toy run above says nothing about speed.")
@@ -141,11 +142,12 @@ class Chapter:
                 print(f"{event.done}/{event.total} {event.text}", flush=True)
 
         self._session = self._session or Session(profile, machine, steps=self.steps, report=say)
-        rungs = [NINE_STEPS.rung(key) for key in self.keys]
-        self.live = self._session.measure(NINE_STEPS, rungs)
+        # Where the rung below is not to be had on this machine, the comparison starts from the nearest that is.
+        start = self._session.before(NINE_STEPS, self.keys[1]) or self.keys[0]
+        self.live = self._session.measure(NINE_STEPS, [NINE_STEPS.rung(start), *self.rungs])
         run = _run_folder() or _own_run_folder(profile.name)
         for record in self.live:
-            _store(run, record, own=record.rung != self.keys[0])
+            _store(run, record, own=record in self.live[1:])
         _clear_progress()
 
     def _show_rows(self, records: Sequence[Record], label: str) -> None:

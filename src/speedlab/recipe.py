@@ -36,7 +36,7 @@ VOCABULARY_MULTIPLE = 64
 class Recipe:
     """One training configuration. The defaults are GPT-2 "124M" as the published from-scratch program trains it.
 
-    The output head is untied there, so the model holds about 162 M parameters, not 124 M.
+    The output head is untied there, so the model holds 163 M parameters, not 124 M.
     """
 
     # Shape of the model.
@@ -83,6 +83,8 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
                 raise BadInput(f"recipe field {name} is {value!r}: it must be a number from {low} to below {high}")
+        if type(self.seed) is not int or self.seed < 0:
+            raise BadInput(f"recipe field seed is {self.seed!r}: it must be a whole number of at least 0")
         if self.embedding_width % self.num_heads:
             raise BadInput(
                 f"embedding_width {self.embedding_width} cannot be split over num_heads {self.num_heads}: "

@@ -80,7 +80,7 @@ def kernel_table(step: Callable[[], Any], device: torch.device, steps: int = 2) 
     rows = []
     for entry in profiler.key_averages():
         # An annotation such as "Optimizer.step" spans kernels that have rows of their own.
-        if on_gpu and (entry.device_type != DeviceType.CUDA or entry.is_user_annotation):
+        if on_gpu and (entry.device_type != DeviceType.CUDA or getattr(entry, "is_user_annotation", False)):
             continue
         time_us = entry.self_device_time_total if on_gpu else entry.self_cpu_time_total
         if time_us <= 0 or (not on_gpu and kind_of(entry.key, on_gpu=False) == "other" and time_us < 1.0):

@@ -142,6 +142,13 @@ class Session:
         """The recipe of a rung as this profile and machine run it."""
         return adapt(self.profile.recipe(ladder, key), self.machine)
 
+    def before(self, ladder: Ladder, key: str) -> str | None:
+        """The nearest rung below that changes anything on this machine; None for the first."""
+        below = ladder.before(key)
+        while below is not None and self._undone(ladder, ladder.rung(below)) is not None:
+            below = ladder.before(below)
+        return below
+
     def _measure_rung(self, ladder: Ladder, rung: Rung) -> Record:
         import torch
 
@@ -149,7 +156,7 @@ class Session:
 
         recipe, substitutions = self.recipe(ladder, rung.key)
         base = self._base_record(ladder, rung, recipe, substitutions)
-        undone = self._undone(ladder, rung, recipe, substitutions)
+        undone = self._undone(ladder, rung)
         if undone is not None:
             return Record(**base, status=undone.status, reason=undone.reason)
         base["predicted"] = predict(recipe, self._ceilings) if self.device.type == "cuda" else None
@@ -170,7 +177,7 @@ class Session:
 
         measured = self._measure_variant(recipe)
         self._losses[recipe] = measured.losses
-        before = ladder.before(rung.key)
+        before = self.before(ladder, rung.key)
         losses_before = self._losses_of(ladder, before) if before and rung.contract != "reference" else None
         verdict, detail = judge(rung, before, losses_before, measured.losses)
         failed = verdict == "failed"
@@ -205,8 +212,9 @@ class Session:
             recipe, self.weights_for(recipe), self.tokens.tokens, self.plan, self.place, kernels=self.profile_at_once
         )
 
-    def _undone(self, ladder: Ladder, rung: Rung, recipe: Recipe, substitutions) -> Substitution | None:
+    def _undone(self, ladder: Ladder, rung: Rung) -> Substitution | None:
         """The substitution that takes back all that this rung changes, if there is one."""
+        recipe, substitutions = self.recipe(ladder, rung.key)
         before = ladder.before(rung.key)
         if before is None or self.recipe(ladder, before)[0] != recipe:
             return None

@@ -15,7 +15,7 @@ from speedlab.recipe import Recipe
 
 
 class HandwrittenLayerNorm(nn.Module):
-    """Layer normalization in seven small operations, each with a round trip through memory (Ba et al. 2016)."""
+    """Layer normalization in eight small operations, each with a round trip through memory (Ba et al. 2016)."""
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__()

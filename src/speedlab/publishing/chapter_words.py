@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,19 +45,23 @@ def contract_words(rung: Rung) -> str:
 
 def source_block(thing: Any) -> str:
     """The source of a class, function or module-level table as a fenced block."""
-    if isinstance(thing, tuple):  # (module, name of a table in it)
-        module, name = thing
-        lines = inspect.getsource(module).splitlines()
-        start = next(n for n, line in enumerate(lines) if line.startswith((f"{name} =", f"{name}:")))
-        stop = (
-            next((n for n in range(start + 1, len(lines)) if lines[n][:1] in "})"), start)
-            if lines[start][-1:] in "{("
-            else start
-        )
-        source = "\n".join(lines[start : stop + 1])
-    else:
-        source = inspect.getsource(thing)
+    named = isinstance(thing, tuple)  # (module, name of a table in it)
+    source = _assignment(*thing) if named else textwrap.dedent(inspect.getsource(thing))
     return f"```python\n{source.rstrip()}\n```\n"
+
+
+def _assignment(module: Any, name: str) -> str:
+    """The source of `name = ...` in a module, with the comment above it."""
+    text = inspect.getsource(module)
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            start = node.lineno - 1
+            while start and lines[start - 1].startswith("#"):
+                start -= 1
+            return "\n".join(lines[start : node.end_lineno])
+    raise ValueError(f"{module.__name__} assigns no {name}")
 
 
 def prediction_table(records: Sequence[Record]) -> str:
@@ -142,13 +148,13 @@ def contract_sentence(record: Record) -> str:
     )
 
 
-def lesson(row: dict[str, Any], before: dict[str, Any]) -> str:
-    """One sentence on what a rung did to speed and memory on one device, from report rows."""
+def lesson(row: dict[str, Any], before: dict[str, Any] | None) -> str:
+    """One sentence on what a rung did to speed and memory on one device, from the report rows of it and `before`."""
     where = device_title(row["device"])
     title = _title(row["rung"])
     if row["status"] != "measured":
         return f"**{title}** on {where}: {row['status'].replace('_', ' ')}, {row['reason']}."
-    if row["speedup_step"] is None:
+    if row["speedup_step"] is None or before is None:
         return f"**{title}** on {where}: {form.words_of(row, 'tokens_per_s')}; nothing to compare it with."
     words = f"**{title}** on {where}: {form.words_of(row, 'verdict_step')} than *{_title(before['rung'])}*"
     if not row["speedup_step_clear"]:

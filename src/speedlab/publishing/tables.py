@@ -204,6 +204,8 @@ def table_notes(rows: list[Row], *, published: bool) -> tuple[str, ...]:
     notes = []
     if not PROFILES[rows[0]["profile"]].publishable:
         notes.append(f"profile {rows[0]['profile']}: {PROFILES[rows[0]['profile']].about}")
+    substitutions = [values for row in rows if row["status"] == "measured" for values in row["substitutions"]]
+    notes += dict.fromkeys(form.substitution(values) for values in substitutions)
     if published:
         others = published_rows(rows[0]["ladder"])
         notes.append(f"published: {source_words(others[0])}; not measured by this project")
@@ -237,7 +239,8 @@ def contract_words(row: Row) -> str:
 def row_note(row: Row) -> str:
     """Why a row is empty, what was substituted, and what was flagged, in one line."""
     parts = [f"{row['status'].replace('_', ' ')}: {row['reason']}"] if row["status"] != "measured" else []
-    parts += [form.substitution(values) for values in row["substitutions"]]
+    # The reasons stand once, below the table.
+    parts += [f"{s['field']} {s['used']} instead of {s['asked']}" for s in row["substitutions"]]
     parts += row["notes"]
     return " ".join("; ".join(parts).split())
 
