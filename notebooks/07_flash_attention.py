@@ -45,9 +45,9 @@ chapter.show_change()
 # bytes = 192 MiB` in each layer. The queries take 12 MiB. Plain attention writes scores, reads them for the softmax,
 # writes probabilities, reads them again; mask, scaling and dropout add passes of their own. It also has to keep things
 # for the backward pass: the probabilities before and after dropout, and the dropout mask at one byte. That is `192 +
-# 192 + 96 = 480 MiB` a layer, or 5.6 GiB in twelve.
+# 192 + 96 = 480 MiB` a layer, or 5.6 GiB in twelve. The picture shows the traffic of the forward pass, by formula.
 
-# %% mystnb={"image": {"alt": "Two bars to one scale: plain attention moves the score matrix four times, tiled attention moves only queries, keys, values and output"}, "figure": {"caption": "Bytes that the forward pass of one attention layer moves, by formula.", "name": "fig-hbm-traffic"}}
+# %% mystnb={"image": {"alt": "Two bars to one scale: plain attention moves the score matrix four times, tiled attention moves only queries, keys, values and output"}}
 chapter.show_prediction()
 SVG(hbm_traffic())
 
@@ -74,8 +74,9 @@ SVG(flash_attention_tiling())
 #
 # `is_causal=True` is more than a mask: it tells the kernel which tiles lie in the future as a whole. They are never
 # computed. With `n` tiles a side, `(n + 1) / 2n` of the work remains, which approaches one half for long contexts.
+# The picture below the code shows them.
 
-# %% mystnb={"image": {"alt": "A square of tiles: those below the diagonal are computed whole, those on it are masked inside, those above it are skipped"}, "figure": {"caption": "What a causal kernel computes, masks and skips.", "name": "fig-causal-block-skipping"}}
+# %% mystnb={"image": {"alt": "A square of tiles: those below the diagonal are computed whole, those on it are masked inside, those above it are skipped"}}
 from speedlab.model import attention
 
 chapter.show_code(

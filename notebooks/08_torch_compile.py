@@ -90,7 +90,7 @@ chapter.measure()
 for records in filter(None, (*chapter.recorded.values(), chapter.live)):
     before, after = report_rows(records)
     words = f"{after['device']}, profile {after['profile']}, session {after['session']}: "
-    if after["compile_s"] is None or before["step_ms_median"] is None:
+    if None in (after["compile_s"], before["step_ms_median"], after["step_ms_median"]):
         words += f"nothing to compare ({after['reason'] or before['reason']})"
     else:
         words += f"compiling took {after['compile_s']:.1f} s ({after['compile_cache']} cache); "

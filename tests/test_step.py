@@ -71,8 +71,10 @@ def test_losses_and_weights_after_three_steps_are_those_of_the_float64_loop(chan
         assert found == pytest.approx(losses, abs=2e-5)
     for name, value in canonical_weights(step.model, recipe).items():
         exact = expected[name][: value.shape[0]]
-        # An entry moves by about one learning rate a step; a hundredth of that is what float32 may cost.
-        torch.testing.assert_close(value.double(), exact, rtol=0, atol=recipe.learning_rate / 100, msg=name)
+        # An entry moves by one learning rate a step. Where a gradient nearly cancels, its sign is a matter of rounding.
+        error = (value.double() - exact).abs()
+        assert error.max() < recipe.learning_rate / 10, name
+        assert error.mean() < recipe.learning_rate / 1_000, name
 
 
 def test_a_plain_pytorch_loop_in_float32_gives_the_same():

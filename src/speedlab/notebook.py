@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +209,12 @@ def _markdown(text: str) -> None:
 
 
 def _svg(figure: Any) -> None:
-    from IPython.display import SVG, display
+    from IPython.display import HTML, display
 
-    display(SVG(svg_text(figure)), metadata={"image/svg+xml": {"alt": alt_text(figure)}})
+    # An image of its own: the alternative text reaches every page, and no two figures share element names.
+    picture = b64encode(svg_text(figure).encode()).decode()
+    alt = escape(alt_text(figure), quote=True)
+    display(HTML(f'<img alt="{alt}" style="max-width: 100%" src="data:image/svg+xml;base64,{picture}">'))
 
 
 def _clear_progress() -> None:

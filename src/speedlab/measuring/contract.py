@@ -21,11 +21,13 @@ def judge(rung: Rung, before: str | None, losses_before: list[float] | None, los
     `identical` wants them equal bit for bit, `rounding` within the rung's tolerance at every step; `training`
     compares nothing, because its steps see other batches, and reports that it differs.
     """
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    if len(finite) < len(losses):
-        return Verdict("failed", {"before": before, "note": f"the loss of step {len(finite) + 1} is not finite"})
+    bad = next((step for step, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None)
+    if bad is not None:
+        return Verdict("failed", {"before": before, "note": f"the loss of step {bad} is not finite"})
     if before is None or losses_before is None:
         return Verdict("reference", None)
+    if not all(map(math.isfinite, losses_before)):  # a record holds numbers only
+        return Verdict("failed", {"before": before, "note": f"losses of {before} are not finite: nothing to compare"})
     detail: dict[str, Any] = {
         "before": before,
         "losses_before": losses_before,

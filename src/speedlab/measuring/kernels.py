@@ -26,7 +26,8 @@ GPU_KINDS: tuple[tuple[str, str], ...] = (
     ("attention, flash", r"flash_(fwd|bwd)|pytorch_flash|FlashAttn"),
     ("attention, efficient", r"fmha_cutlass|AttentionKernel|AttentionBackwardKernel"),
     ("optimizer", r"multi_tensor_apply|[Ff]usedAdam|adamw?_"),
-    ("matmul, Tensor Cores", r"(nvjet|hmma|gmma|wgmma|s16816|s1688|s884|tf32|tensorop|bf16.*gemm|f16.*gemm|h\d+gemm)"),
+    ("matmul, Tensor Cores", r"(nvjet|hmma|gmma|wgmma|s16816|s1688|s884|tf32|tensorop|bf16.*gemm|f16.*gemm|h\d+gemm"
+     r"|xmma_gemm_b?f16)"),
     ("matmul, ordinary", r"(gemm|gemv|simt|cutlass|splitKreduce|cublasLt)"),
     ("fused", r"^triton_"),
     ("normalization", r"[Ll]ayer_?[Nn]orm|GammaBeta"),
@@ -43,7 +44,7 @@ CPU_KINDS: tuple[tuple[str, str], ...] = (
     ("attention, cpu", r"_scaled_dot_product_.*_for_cpu"),
     ("attention, math", r"_scaled_dot_product_attention_math"),
     ("optimizer", r"Optimizer\.|[Ff]used_?adam|_foreach_|addcdiv|addcmul|lerp"),
-    ("matmul, ordinary", r"aten::(add)?b?mm\b|aten::(add|ba)?bmm|mkldnn_linear|aten::linear"),
+    ("matmul, ordinary", r"aten::(b?add)?b?mm\b|mkldnn_linear|aten::linear"),
     ("fused", r"^(graph_\d+_)?(cpp_|CompiledFunction|Torch-Compiled|## Call Compiled)"),
     ("normalization", r"layer_norm"),
     ("softmax and loss", r"softmax|nll_loss|cross_entropy"),

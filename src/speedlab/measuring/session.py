@@ -115,6 +115,7 @@ class Session:
         self._ceilings: dict[str, Any] | None = None
         self._weights: dict[tuple, dict[str, Any]] = {}
         self._losses: dict[Recipe, list[float]] = {}
+        self._failing: set[Recipe] = set()  # they ended in an error or found no memory: nothing to compare with
 
     def measure(self, ladder: Ladder, rungs: Sequence[Rung]) -> list[Record]:
         """One record per rung, in order. The first one that could be measured is timed again at the end."""
@@ -163,11 +164,13 @@ class Session:
         try:
             return self._checked_and_timed(ladder, rung, recipe, base)
         except torch.OutOfMemoryError:
+            self._failing.add(recipe)
             need = "a smaller micro-batch fits: try --profile t4"
             return Record(**base, status="out_of_memory", reason=f"the step needs more memory than there is; {need}")
         except BadInput:
             raise
         except Exception as error:
+            self._failing.add(recipe)
             self._keep_traceback(ladder, rung)
             return Record(**base, status="error", reason=f"{type(error).__name__}: {_first_line(error)}")
 
@@ -177,11 +180,12 @@ class Session:
 
         measured = self._measure_variant(recipe)
         self._losses[recipe] = measured.losses
-        before = self.before(ladder, rung.key)
-        losses_before = self._losses_of(ladder, before) if before and rung.contract != "reference" else None
+        before, losses_before = self._comparison(ladder, rung)
         verdict, detail = judge(rung, before, losses_before, measured.losses)
         failed = verdict == "failed"
         notes = [f"{measured.recompiles} recompilations inside the timed window"] if measured.recompiles else []
+        if before is None and rung.contract != "reference":
+            notes.append("no rung below this one runs here, so its losses are compared with nothing")
         return Record(
             **base,
             status="contract_failed" if failed else "measured",
@@ -219,6 +223,26 @@ class Session:
         if before is None or self.recipe(ladder, before)[0] != recipe:
             return None
         return next(s for s in substitutions if s.field in rung.change)
+
+    def _comparison(self, ladder: Ladder, rung: Rung) -> tuple[str | None, list[float] | None]:
+        """The nearest rung below that runs here and its contract losses; nothing where none does.
+
+        A rung that fits is no failure because the one below it does not fit.
+        """
+        before = self.before(ladder, rung.key)
+        while before is not None:
+            recipe, _ = self.recipe(ladder, before)
+            if recipe not in self._failing:
+                try:
+                    return before, self._losses_of(ladder, before)
+                except BadInput:
+                    raise
+                except Exception as error:
+                    self._failing.add(recipe)
+                    text = f"{before} cannot be compared with: {type(error).__name__}: {_first_line(error)}"
+                    self.report(Event(kind="note", rung=rung.key, text=text))
+            before = self.before(ladder, before)
+        return None, None
 
     def _losses_of(self, ladder: Ladder, key: str) -> list[float]:
         """Contract losses of a rung, from its own run in this session or made now."""
@@ -273,12 +297,12 @@ class Session:
         if len(measured) < 2:
             return
         index = measured[0]
-        recipe = Recipe.from_dict(records[index].recipe)
-        self.report(Event(kind="note", text=f"timing {records[index].rung} again for drift"))
-        weights, plan = self.weights_for(recipe), replace(self.plan, contract_steps=0)
-        again = measure_variant(recipe, weights, self.tokens.tokens, plan, self.place, kernels=False)
-        records[index] = replace(records[index], drift_step_ms=again.step_ms)
-        self._write(records[index])
+
+        def drift_step_ms(recipe: Recipe) -> list[float]:
+            weights, plan = self.weights_for(recipe), replace(self.plan, contract_steps=0)
+            return measure_variant(recipe, weights, self.tokens.tokens, plan, self.place, kernels=False).step_ms
+
+        self._add(records, index, "drift_step_ms", drift_step_ms, what="timing again for drift")
 
     @property
     def profile_at_once(self) -> bool:
@@ -289,14 +313,25 @@ class Session:
         """Add the kernel table to each measured record that has none yet."""
         from speedlab.measuring.variant import profile_variant
 
+        def kernels(recipe: Recipe) -> list[dict[str, Any]]:
+            return profile_variant(recipe, self.weights_for(recipe), self.tokens.tokens, self.place)
+
         for index, record in enumerate(records):
-            if not record.step_ms or record.kernels:
-                continue
-            self.report(Event(kind="note", rung=record.rung, text=f"looking at the kernels of {record.rung}"))
-            recipe = Recipe.from_dict(record.recipe)
-            kernels = profile_variant(recipe, self.weights_for(recipe), self.tokens.tokens, self.place)
-            records[index] = replace(record, kernels=kernels)
-            self._write(records[index])
+            if record.step_ms and not record.kernels:
+                self._add(records, index, "kernels", kernels, what="looking at the kernels")
+
+    def _add(self, records: list[Record], index: int, field: str, make: Callable[[Recipe], Any], *, what: str) -> None:
+        """Fill one field of a record that is measured already; a failure is a note on it and loses no row."""
+        record = records[index]
+        self.report(Event(kind="note", rung=record.rung, text=f"{what}: {record.rung}"))
+        try:
+            added = {field: make(Recipe.from_dict(record.recipe))}
+        except Exception as error:
+            text = f"{what} failed: {type(error).__name__}: {_first_line(error)}"
+            self.report(Event(kind="note", rung=record.rung, text=text))
+            added = {"notes": [*record.notes, text]}
+        records[index] = replace(record, **added)
+        self._write(records[index])
 
     def _report_estimate(self, ladder: Ladder, rungs: Sequence[Rung]) -> None:
         from speedlab.measuring.prediction import predict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,9 +101,14 @@ def launch(module: str, arguments: Sequence[str], *, world_size: int, timeout_s:
         raise SpeedLabError(f"{world_size} processes of {module} failed: {_last_error(output)}")
 
 
+# What the other ranks say once one of them is gone.
+AFTERMATH = re.compile(r"[Cc]onnection (closed|reset|refused)|remote (worker|process)")
+
+
 def _last_error(output: str) -> str:
-    """The line of a child's output that says what went wrong, in front of what torchrun adds."""
+    """The line of a child's output that says what went wrong, in front of what torchrun and the other ranks add."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line and "ChildFailedError" not in line]
-    chosen = errors[-1:] or lines[-3:]
+    causes = [line for line in errors if not AFTERMATH.search(line)]
+    chosen = causes[-1:] or errors[-1:] or lines[-3:]
     return " | ".join(chosen)[:500] or "no output"
