@@ -223,7 +223,7 @@ def test_a_rung_that_fits_is_measured_although_the_one_below_it_does_not(made_up
     assert found["baseline"].status == found["native_layers"].status != "measured"
     flash = found["flash_attention"]
     assert flash.status == "measured" and len(flash.step_ms) == SMOKE.steps
-    assert flash.contract_verdict == "reference" and "compared with nothing" in flash.notes[0]
+    assert flash.contract_verdict == "reference" and "compared with nothing" in flash.contract_detail["note"]
     assert found["merged_qkv"].contract_verdict == "passed"
     assert found["merged_qkv"].contract_detail["before"] == "flash_attention"
 
