@@ -182,10 +182,10 @@ class Session:
         self._losses[recipe] = measured.losses
         before, losses_before = self._comparison(ladder, rung)
         verdict, detail = judge(rung, before, losses_before, measured.losses)
+        if verdict == "reference" and rung.contract != "reference":
+            detail = {"before": None, "note": "no rung below it runs here, so its losses are compared with nothing"}
         failed = verdict == "failed"
         notes = [f"{measured.recompiles} recompilations inside the timed window"] if measured.recompiles else []
-        if before is None and rung.contract != "reference":
-            notes.append("no rung below this one runs here, so its losses are compared with nothing")
         return Record(
             **base,
             status="contract_failed" if failed else "measured",
