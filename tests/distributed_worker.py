@@ -1,4 +1,7 @@
-"""What each rank runs in test_distributed.py, by torchrun: two steps under DDP, and then an error on purpose."""
+"""What each rank runs in test_distributed.py, by torchrun: a measurement, steps under DDP, an error on purpose.
+
+One launch for all of it, because starting two interpreters with torch takes longer than everything they do.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 from model_helper import CPU, TINY, lively_weights, random_batches
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from speedlab.measuring import processes
 from speedlab.model import canonical_weights
 from speedlab.training.distributed import process_group
 from speedlab.training.step import TrainingStep
@@ -24,7 +28,8 @@ def all_batches():
     return random_batches(RECIPE, STEPS * ACCUMULATION * WORLD_SIZE)
 
 
-def main(folder: str) -> None:
+def main(folder: str, job_path: str, answer_path: str) -> None:
+    processes.main(job_path, answer_path)
     (Path(folder) / f"process-{os.environ['RANK']}.txt").write_text(str(os.getpid()))
     with process_group() as place:
         step = TrainingStep(RECIPE, lively_weights(RECIPE), CPU, parallelize=place.parallelize)

@@ -5,8 +5,10 @@ Nothing here uses the package's model: weights come in as the canonical dictiona
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,6 +26,20 @@ TINY = Recipe(
 
 Weights = dict[str, Tensor]
 Batch = tuple[Tensor, Tensor]
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Take what exists out of Python's garbage collection, which a measurement runs several times.
+
+    After torch's compiler is imported each full collection visits a million objects.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def lively_weights(recipe: Recipe, *, seed: int = 5, spread: float = 0.1) -> Weights:

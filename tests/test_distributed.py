@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from distributed_worker import ACCUMULATION, RECIPE, STEPS, WORLD_SIZE, all_batc
 from model_helper import CPU, TINY, lively_weights
 
 from speedlab.errors import NotAvailable, SpeedLabError
-from speedlab.measuring.processes import measure_in_processes
+from speedlab.measuring import processes
 from speedlab.measuring.variant import Plan
 from speedlab.model import canonical_weights
 from speedlab.profile import SMOKE
@@ -24,16 +25,29 @@ TESTS = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """What two ranks wrote before one of them failed, and the error that the launcher made of it."""
+    """One real launch: what two ranks measured and wrote before one of them failed, and the launcher's error."""
     folder = tmp_path_factory.mktemp("ranks")
+    corpus = folder / "corpus.txt"
+    corpus.write_text("".join(f"{n} bottles of beer on the wall, {n * n} in all\n" for n in range(1_000)))
+    recipe = TINY.but(vocab_size=SMOKE.tokenizer_ranks + 1, layers="native", attention="sdpa", data_parallel=2)
+    errors = []
+
+    def launch_worker(module, arguments, **options):
+        assert module == "speedlab.measuring.processes"  # which the worker calls, before it does more
+        with pytest.raises(SpeedLabError) as caught:
+            launch("distributed_worker", [str(folder), *arguments], **options)
+        errors.append(str(caught.value))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        with pytest.raises(SpeedLabError) as caught:
-            launch("distributed_worker", [str(folder)], world_size=WORLD_SIZE, timeout_s=120)
+        patch.setenv("SPEEDLAB_CACHE", str(folder / "cache"))
+        patch.setattr(processes, "launch", launch_worker)
+        plan = Plan(contract_steps=3, warmup_steps=1, steps=4)
+        measured = processes.measure_in_processes(recipe, plan, corpus=str(corpus), profile="smoke", timeout_s=120)
     answers = [json.loads((folder / f"answer-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
     pids = [int((folder / f"process-{rank}.txt").read_text()) for rank in range(WORLD_SIZE)]
-    return answers, pids, str(caught.value)
+    return SimpleNamespace(answers=answers, pids=pids, error=errors[0], measured=measured)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +60,7 @@ def joined():
 
 
 def test_gradients_and_losses_are_those_of_one_process_with_the_joined_batch(launched, joined):
-    answers, _, _ = launched
+    answers = launched.answers
     losses, step = joined
     for answer in answers:
         assert answer["losses"] == pytest.approx(losses, abs=1e-5)
@@ -58,38 +72,33 @@ def test_gradients_and_losses_are_those_of_one_process_with_the_joined_batch(lau
 
 
 def test_the_ranks_stay_equal_bit_for_bit(launched):
-    one, two = launched[0]
+    one, two = launched.answers
     assert (one["rank"], two["rank"]) == (0, 1) and one["world_size"] == two["world_size"] == 2
     assert one["weights"] == two["weights"] and one["gradients"] == two["gradients"]
 
 
 def test_gradients_are_exchanged_once_a_step_and_not_once_a_micro_batch(launched, joined):
-    for answer in launched[0]:
+    for answer in launched.answers:
         assert answer["exchanged"] == [joined[1].model.num_parameters()] * STEPS
 
 
 def test_children_share_the_cores_and_get_no_notebook_backend(launched):
-    for answer in launched[0]:
+    for answer in launched.answers:
         assert int(answer["threads"]) == max(1, os.cpu_count() // WORLD_SIZE)
         assert answer["backend"] == "Agg"
 
 
 def test_a_failed_rank_ends_all_and_its_error_is_the_message(launched):
-    _, pids, message = launched
+    message = launched.error
     assert "\n" not in message and "2 processes of distributed_worker failed" in message
     assert "ValueError: rank 1 fails on purpose" in message
-    for pid in pids:
+    for pid in launched.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-def test_a_recipe_is_measured_in_two_processes(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPEEDLAB_CACHE", str(tmp_path / "cache"))
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("".join(f"{n} bottles of beer on the wall, {n * n} in all\n" for n in range(1_000)))
-    recipe = TINY.but(vocab_size=SMOKE.tokenizer_ranks + 1, layers="native", attention="sdpa", data_parallel=2)
-    plan = Plan(contract_steps=3, warmup_steps=1, steps=4)
-    measured = measure_in_processes(recipe, plan, corpus=str(corpus), profile="smoke", timeout_s=120)
+def test_a_recipe_is_measured_in_two_processes(launched):
+    measured = launched.measured
     assert len(measured.step_ms) == 4 and all(ms > 0 for ms in measured.step_ms)
     assert len(measured.losses) == 3 and measured.losses[0] == pytest.approx(6.9, abs=0.1)
     assert measured.peak == (None, None) and measured.recompiles == 0 and measured.compile_s is None

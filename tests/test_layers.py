@@ -65,6 +65,16 @@ def test_gelu_and_its_gradient(layers):
 
 
 @pytest.mark.parametrize("layers", LAYERS)
+def test_in_float64_no_constant_is_off(layers):
+    x, weight, bias = random(4, WIDTH, seed=1).double(), random(WIDTH, seed=2).double(), random(WIDTH, seed=3).double()
+    torch.testing.assert_close(LAYERS[layers].gelu()(3 * x), reference_gelu(3 * x), rtol=1e-12, atol=1e-12)
+    norm = LAYERS[layers].layer_norm(WIDTH).double()
+    norm.weight.data, norm.bias.data = weight, bias
+    small = x * 1e-2  # so that eps counts
+    torch.testing.assert_close(norm(small), reference_layer_norm(small, weight, bias), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
 def test_gelu_is_the_tanh_form_of_gpt2_and_not_the_exact_one(layers):
     x = torch.tensor([2.5])
     exact = x * 0.5 * (1 + torch.erf(x / 2**0.5))

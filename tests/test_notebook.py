@@ -7,8 +7,8 @@ from base64 import b64decode
 import IPython.display
 import numpy as np
 import pytest
-import torch
 from data_helper import one_line_error
+from model_helper import short_collections
 from records_helper import make_record
 
 from speedlab import notebook
@@ -22,8 +22,6 @@ from speedlab.notebook import Chapter
 from speedlab.profile import PROFILES, SMOKE
 from speedlab.publishing.executed import RESULT_FIELDS, RESULT_MIME, problems_of_result
 from speedlab.records.store import read_record, write_record
-
-torch.set_num_threads(1)  # see model_helper
 
 
 class Shown(list):
@@ -145,7 +143,7 @@ def measured(tmp_path_factory):
         tokens=np.random.default_rng(0).integers(0, 1_001, 20_000).astype(np.uint16),
         corpus_name="dice", corpus_sha256="d" * 64, tokenizer_ranks=1_000,
     )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
+    with short_collections(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(IPython.display, "display", lambda *objects, **options: shown.extend(objects))
         patch.setattr(IPython.display, "clear_output", lambda **options: None)
         patch.setattr(notebook, "committed_root", lambda: folder / "nothing")

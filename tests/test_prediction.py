@@ -61,6 +61,11 @@ def test_the_optimizer_moves_every_weight_of_the_model_a_counted_number_of_times
     assert predicted == pytest.approx(1e3 * 7 * 4 * weights / 4e12, rel=2e-3)
 
 
+def test_weights_of_two_bytes_halve_the_traffic_of_the_optimizer_and_autocast_does_not():
+    assert parts(precision="bfloat16")["optimizer"] == pytest.approx(parts()["optimizer"] / 2)
+    assert parts(precision="bfloat16_autocast")["optimizer"] == parts()["optimizer"]
+
+
 def test_every_optimizer_and_mode_has_a_number():
     assert set(OPTIMIZER_PASSES) == set(CHOICES["optimizer"])
     for name in ("compile", "attention", "layers", "precision"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from data_helper import one_line_error
-from model_helper import CPU
+from model_helper import CPU, short_collections
 
 from speedlab.device import Capabilities
 from speedlab.errors import BadInput, NotAvailable
@@ -30,7 +30,7 @@ EAGER = ["baseline", "causal_mask", "tensor_cores", "fused_adamw", "pinned_memor
 def surroundings(tmp_path_factory):
     """A cache and a corpus of this module's own, and no session of an outer run."""
     folder = tmp_path_factory.mktemp("session")
-    with pytest.MonkeyPatch.context() as patch:
+    with short_collections(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEEDLAB_CACHE", str(folder / "cache"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         patch.delenv("SPEEDLAB_SESSION", raising=False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from data_helper import one_line_error
-from model_helper import CPU, TINY, draw_weights, lively_weights, reference_logits, reference_loss
+from model_helper import CPU, TINY, draw_weights, lively_weights, reference_logits, reference_loss, short_collections
 
 from speedlab.data.stream import BatchStream
 from speedlab.errors import BadInput
@@ -18,6 +18,12 @@ from speedlab.training.distributed import Place
 PLACE = Place(device=CPU)
 TOKENS = np.random.default_rng(0).integers(0, TINY.vocab_size, 4_000).astype(np.uint16)
 PLAN = Plan(contract_steps=4, warmup_steps=2, steps=5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_collections():
+    with short_collections():
+        yield
 
 
 @pytest.fixture
