@@ -16,7 +16,7 @@ from speedlab.data.tokens import TokenFile
 from speedlab.device import Capabilities
 from speedlab.errors import BadInput
 from speedlab.ladder import NINE_STEPS, before_and_after, chapters
-from speedlab.measuring import session
+from speedlab.measuring import workbench
 from speedlab.model import layers
 from speedlab.notebook import Chapter
 from speedlab.profile import PROFILES, SMOKE
@@ -148,7 +148,7 @@ def measured(tmp_path_factory):
         patch.setattr(IPython.display, "clear_output", lambda **options: None)
         patch.setattr(notebook, "committed_root", lambda: folder / "nothing")
         patch.setattr(notebook, "capabilities", lambda: Capabilities(device_type="cpu", cores=2))
-        patch.setattr(session, "load_tokens", lambda corpus, profile: tokens)
+        patch.setattr(workbench, "load_tokens", lambda corpus, profile: tokens)
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         patch.setenv("SPEEDLAB_RUN", str(folder / "run"))
         patch.setenv("SPEEDLAB_SESSION", "0123456789ab")

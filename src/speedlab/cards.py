@@ -34,8 +34,14 @@ CARDS: tuple[Card, ...] = (
         flops_per_s={"float32": 66.9e12, "tf32": 494.7e12, "bfloat16": 989.5e12, "float16": 989.5e12},
     ),
     Card(
-        slug="nvidia-a100-80gb", title="A100 80 GB", pattern=r"\bA100.*80GB$", capability=(8, 0), memory_gib=80.0,
-        bytes_per_s=1.935e12, source="NVIDIA A100 Tensor Core GPU data sheet, 80 GB PCIe bandwidth (SXM: 2.039 TB/s)",
+        slug="nvidia-a100-80gb", title="A100 80 GB SXM", pattern=r"\bA100-SXM4-80GB$", capability=(8, 0),
+        memory_gib=80.0, bytes_per_s=2.039e12, source="NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM",
+        flops_per_s={"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12, "float16": 312e12},
+    ),
+    Card(
+        slug="nvidia-a100-80gb-pcie", title="A100 80 GB PCIe", pattern=r"\bA100.*80GB PCIe$|\bA100-PCIE-80GB$",
+        capability=(8, 0), memory_gib=80.0, bytes_per_s=1.935e12,
+        source="NVIDIA A100 Tensor Core GPU data sheet, 80 GB PCIe",
         flops_per_s={"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12, "float16": 312e12},
     ),
     Card(

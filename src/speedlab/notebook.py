@@ -134,7 +134,8 @@ class Chapter:
         display({RESULT_MIME: result, "text/plain": text}, raw=True)
 
     def _measure(self) -> None:
-        from speedlab.measuring.session import Event, Session
+        from speedlab.measuring.events import Event
+        from speedlab.measuring.session import Session
 
         machine = capabilities()
         profile = get_profile(self._asked_profile, gpu_memory_bytes=machine.gpu_memory_bytes)

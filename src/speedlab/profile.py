@@ -34,7 +34,7 @@ class Profile:
 
 FULL = Profile(
     name="full",
-    about="GPT-2 124M, context 1024, the batches of the published ladders; needs a GPU of about 40 GiB",
+    about="GPT-2 124M, context 1024, the published batches; needs about 30 GiB of GPU memory, ladder six-steps 40",
     warmup_steps=5,
     steps=30,
     contract_steps=10,

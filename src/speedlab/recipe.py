@@ -71,7 +71,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            check_choice(f"value for recipe field {name}:", getattr(self, name), choices)
+            value = getattr(self, name)
+            check_choice(f"value for recipe field {name}:", value, choices)
+            if type(value) is not type(choices[0]):  # 1 == True, but it is not what a record should hold
+                raise BadInput(f"recipe field {name} is {value!r}: write {' or '.join(map(str, choices))}")
         for name in (
             "num_layers", "embedding_width", "num_heads", "context_length", "vocab_size",
             "micro_batch", "data_parallel", "accumulation",

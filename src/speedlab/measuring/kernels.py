@@ -28,7 +28,9 @@ GPU_KINDS: tuple[tuple[str, str], ...] = (
     ("optimizer", r"multi_tensor_apply|[Ff]usedAdam|adamw?_"),
     ("matmul, Tensor Cores", r"(nvjet|hmma|gmma|wgmma|s16816|s1688|s884|tf32|tensorop|bf16.*gemm|f16.*gemm|h\d+gemm"
      r"|xmma_gemm_b?f16)"),
-    ("matmul, ordinary", r"(gemm|gemv|simt|cutlass|splitKreduce|cublasLt)"),
+    ("matmul, ordinary", r"(gemm|gemv|simt|cutlass|cublasLt)"),
+    # Inductor writes a matmul of its own (max-autotune) only beside a library's, for the formats of Tensor Cores.
+    ("matmul, Tensor Cores", r"^triton_(tem|mm|bmm)_"),
     ("fused", r"^triton_"),
     ("normalization", r"[Ll]ayer_?[Nn]orm|GammaBeta"),
     ("softmax and loss", r"[Ss]oft_?[Mm]ax|nll_loss|cross_entropy"),
@@ -36,7 +38,7 @@ GPU_KINDS: tuple[tuple[str, str], ...] = (
      r"|DeviceUniqueByKey|DeviceCompactInit|krn_partial|partial_segments|compute_grad_weight|sum_and_scatter"
      r"|index_elementwise"),
     ("copy", r"^Memcpy|^Memset|copy_kernel|CatArrayBatchedCopy|direct_copy"),
-    ("reduction", r"reduce_kernel|reduction|cumsum"),
+    ("reduction", r"reduce_kernel|reduction|cumsum|splitKreduce"),
     ("element-wise", r"elementwise|vectorized|unrolled|triu_tril|fill|dropout|masked"),
 )  # fmt: skip
 CPU_KINDS: tuple[tuple[str, str], ...] = (

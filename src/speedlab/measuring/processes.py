@@ -31,7 +31,7 @@ def measure_in_processes(
 
 def main(job_path: str, answer_path: str) -> None:
     """What torchrun starts on each rank; rank 0 alone writes."""
-    from speedlab.measuring.session import load_tokens
+    from speedlab.measuring.workbench import load_tokens
     from speedlab.model import draw_weights
     from speedlab.profile import get_profile
 

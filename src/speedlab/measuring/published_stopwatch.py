@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from speedlab.device import capabilities
 from speedlab.ladder import Ladder, Rung
-from speedlab.measuring.session import Event, Session
+from speedlab.measuring.events import Event
+from speedlab.measuring.session import Session
 from speedlab.measuring.stopwatch import Stopwatch, synchronize
 from speedlab.measuring.variant import start_variant
 from speedlab.profile import get_profile

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import secrets
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speedlab.cards import device_slug
-from speedlab.data.corpus import load_corpus
-from speedlab.data.tokenizer import get_tokenizer
-from speedlab.data.tokens import TokenFile, tokenize
-from speedlab.device import Capabilities, Substitution, adapt, capabilities
-from speedlab.errors import BadInput, NotAvailable
+from speedlab.device import Capabilities, capabilities
+from speedlab.errors import BadInput
 from speedlab.ladder import Ladder, Rung, get_ladder
-from speedlab.profile import Profile, check_steps, get_profile
+from speedlab.measuring.events import Event, Report, say_nothing
+from speedlab.measuring.workbench import Workbench
+from speedlab.profile import Profile, get_profile
 from speedlab.recipe import Recipe
 from speedlab.records.record import Record
-from speedlab.records.store import check_session, current_commit, source_hash, write_record, write_text_atomic
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Progress for whoever shows it. kind: "estimate", "rung" (begins), "row" (a record is there), "note"."""
-
-    kind: str
-    text: str
-    rung: str | None = None
-    done: int = 0
-    total: int = 0
-
-
-Report = Callable[[Event], None]
-
-
-def say_nothing(event: Event) -> None:
-    """A `Report` for callers that show no progress."""
+from speedlab.records.store import check_session, write_record, write_text_atomic
 
 
 def run_ladder(
@@ -70,8 +46,8 @@ def run_ladder(
     return session.measure(ladder_, [rung for rung in ladder_ if rung.key in keys])
 
 
-class Session:
-    """What the rungs of one run share: machine, tokens, weights, ceilings, a random id."""
+class Session(Workbench):
+    """Measures rungs one after another and turns each into a record."""
 
     def __init__(
         self,
@@ -83,37 +59,9 @@ class Session:
         out: Path | None = None,
         report: Report = say_nothing,
     ) -> None:
-        import torch
-
-        from speedlab.measuring.machine import describe_machine
-        from speedlab.measuring.variant import Plan
-        from speedlab.training.distributed import Place
-
-        if machine.device_type == "cpu" and profile.publishable:
-            raise NotAvailable(f"profile {profile.name} needs a GPU, and there is none here: choose smoke or auto")
-        # The chapters of one batch run are processes of their own and share the runner's session.
-        self.id = os.environ.get("SPEEDLAB_SESSION") or secrets.token_hex(6)
-        self.profile, self.machine, self.out, self.report = profile, machine, out, report
-        self.plan = Plan(
-            contract_steps=profile.contract_steps,
-            warmup_steps=profile.warmup_steps,
-            steps=check_steps(steps) or profile.steps,
-        )
-        if machine.device_type == "cuda" and self.plan.steps < 30:
-            raise BadInput(f"steps is {steps}: a row of a GPU needs at least 30 timed steps")
-        self.device = torch.device(machine.device_type)
-        self.device_slug = device_slug(machine.gpu_name)
-        self.machine_record = describe_machine()
-        self.place = Place(device=self.device)
-        self.corpus = corpus
-        self.tokens = load_tokens(corpus, profile)
-        self.provenance = {"source_hash": source_hash(), "commit": current_commit()}
-        self._cache = None
-        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # a cold cache, so that compile times can be compared
-            self._cache = tempfile.TemporaryDirectory(prefix="speedlab-inductor-", ignore_cleanup_errors=True)
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = self._cache.name
+        super().__init__(profile, machine, corpus=corpus, steps=steps)
+        self.out, self.report = out, report
         self._ceilings: dict[str, Any] | None = None
-        self._weights: dict[tuple, dict[str, Any]] = {}
         self._losses: dict[Recipe, list[float]] = {}
         self._failing: set[Recipe] = set()  # they ended in an error or found no memory: nothing to compare with
 
@@ -139,25 +87,14 @@ class Session:
         self._profile_all(records)
         return records
 
-    def recipe(self, ladder: Ladder, key: str) -> tuple[Recipe, tuple[Substitution, ...]]:
-        """The recipe of a rung as this profile and machine run it."""
-        return adapt(self.profile.recipe(ladder, key), self.machine)
-
-    def before(self, ladder: Ladder, key: str) -> str | None:
-        """The nearest rung below that changes anything on this machine; None for the first."""
-        below = ladder.before(key)
-        while below is not None and self._undone(ladder, ladder.rung(below)) is not None:
-            below = ladder.before(below)
-        return below
-
     def _measure_rung(self, ladder: Ladder, rung: Rung) -> Record:
         import torch
 
         from speedlab.measuring.prediction import predict
 
         recipe, substitutions = self.recipe(ladder, rung.key)
-        base = self._base_record(ladder, rung, recipe, substitutions)
-        undone = self._undone(ladder, rung)
+        base = self.base_record(ladder, rung, recipe, substitutions) | {"ceilings": self._ceilings}
+        undone = self.undone(ladder, rung)
         if undone is not None:
             return Record(**base, status=undone.status, reason=undone.reason)
         base["predicted"] = predict(recipe, self._ceilings) if self.device.type == "cuda" else None
@@ -216,14 +153,6 @@ class Session:
             recipe, self.weights_for(recipe), self.tokens.tokens, self.plan, self.place, kernels=self.profile_at_once
         )
 
-    def _undone(self, ladder: Ladder, rung: Rung) -> Substitution | None:
-        """The substitution that takes back all that this rung changes, if there is one."""
-        recipe, substitutions = self.recipe(ladder, rung.key)
-        before = ladder.before(rung.key)
-        if before is None or self.recipe(ladder, before)[0] != recipe:
-            return None
-        return next(s for s in substitutions if s.field in rung.change)
-
     def _comparison(self, ladder: Ladder, rung: Rung) -> tuple[str | None, list[float] | None]:
         """The nearest rung below that runs here and its contract losses; nothing where none does.
 
@@ -255,39 +184,6 @@ class Session:
                 recipe, weights, self.tokens.tokens, self.plan.contract_steps, self.place
             )
         return self._losses[recipe]
-
-    def weights_for(self, recipe: Recipe) -> dict[str, Any]:
-        from speedlab.model import draw_weights
-
-        shape = (
-            recipe.num_layers, recipe.embedding_width, recipe.context_length, recipe.vocab_size, recipe.output_head,
-            recipe.qkv_bias, recipe.seed,
-        )  # fmt: skip
-        if shape not in self._weights:
-            self._weights[shape] = draw_weights(recipe)
-        return self._weights[shape]
-
-    def _base_record(self, ladder: Ladder, rung: Rung, recipe: Recipe, substitutions) -> dict[str, Any]:
-        """The fields that a record has whatever becomes of the rung."""
-        return {
-            "session": self.id,
-            "device": self.device_slug,
-            "ladder": ladder.name,
-            "rung": rung.key,
-            "profile": self.profile.name,
-            "recipe": recipe.as_dict(),
-            "substitutions": [substitution.as_dict() for substitution in substitutions],
-            "contract": rung.contract,
-            "ceilings": self._ceilings,
-            "machine": self.machine_record,
-            "corpus": {
-                "name": self.tokens.corpus_name,
-                "sha256": self.tokens.corpus_sha256,
-                "tokens": len(self.tokens.tokens),
-            },
-            "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-            **self.provenance,
-        }
 
     def _time_first_again(self, ladder: Ladder, records: list[Record]) -> None:
         """Time the first measured rung once more and store the samples: what drifted during the session shows."""
@@ -355,11 +251,6 @@ class Session:
         if self.out is not None:
             write_text_atomic(Path(self.out) / "errors" / f"{ladder.name}-{rung.key}.txt", text)
         self.report(Event(kind="note", rung=rung.key, text=text))
-
-
-def load_tokens(corpus: str, profile: Profile) -> TokenFile:
-    """The corpus as token ids of the profile's vocabulary."""
-    return tokenize(load_corpus(corpus, max_bytes=profile.corpus_bytes), get_tokenizer(profile.tokenizer_ranks))
 
 
 def _first_line(error: Exception) -> str:

@@ -182,8 +182,10 @@ def _compile_cache() -> str:
 def _collector_at_rest() -> Iterator[None]:
     """Keep Python's garbage collector out of the window: its pauses belong to no step in particular."""
     gc.collect()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

@@ -41,7 +41,12 @@ def problems_of(
 def last_started_cell(notebook: NotebookNode) -> str | None:
     """Which code cell ran last, with its first line, for a run that died: "code cell 3 (model = build(...))"."""
     code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    started = [(n, cell) for n, cell in enumerate(code_cells, start=1) if cell.get("execution_count") is not None]
+    # A kernel that dies at once never reports the count of its last cell; papermill's note on the cell is there.
+    started = [
+        (n, cell)
+        for n, cell in enumerate(code_cells, start=1)
+        if cell.get("execution_count") is not None or cell.metadata.get("papermill", {}).get("exception") is not None
+    ]
     if not started:
         return None
     number, cell = started[-1]
