@@ -19,7 +19,7 @@ from speedlab.publishing.executed import RESULT_MIME
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.figures_of_records import kernel_kinds, loss_curves
 from speedlab.publishing.plotting import alt_text, svg_text
-from speedlab.publishing.tables import ladder_table
+from speedlab.publishing.tables import compared_and_detail
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_record, record_path, write_record
@@ -73,11 +73,12 @@ class Chapter:
         """Check and time the rungs of this chapter here, unless only records are wanted, and show all rows."""
         if self.measures:
             self._measure()
-            self._show_rows(self.live, f"**Here and now**, {self._live_label()}")
         for device, records in self.recorded.items():
             self._show_rows(records, f"**Recorded** on {device_title(device)}")
         if not self.recorded:
             _markdown("No records are committed yet for these rungs.")
+        if self.live:
+            self._show_rows(self.live, f"**Here and now**, {self._live_label()}")
 
     def show_kernels(self) -> None:
         """Which kernels ran before and after, by kind and by name."""
@@ -154,7 +155,8 @@ class Chapter:
         _clear_progress()
 
     def _show_rows(self, records: Sequence[Record], label: str) -> None:
-        _markdown(f"{label}:\n\n{ladder_table(report_rows(records), titles=True).markdown()}")
+        compared, detail = compared_and_detail(report_rows(records))
+        _markdown(f"{label}:\n\n{compared.markdown()}\nThe same rows, in detail:\n\n{detail.markdown()}")
 
     def _live_label(self) -> str:
         profile = self._session.profile

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from speedlab.ladder import NINE_STEPS, SIX_STEPS
 from speedlab.profile import PROFILES
 from speedlab.publishing import facts, figures
 from speedlab.publishing.diagrams import write_diagrams
-from speedlab.publishing.tables import Row, by_ladder, ladder_table, published_table
+from speedlab.publishing.tables import Row, by_ladder, compared_and_detail, published_table
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_records, write_text_atomic
@@ -168,26 +167,11 @@ def _other_section(group: list[Row]) -> str:
     return f"### {facts.device_title(group[0]['device'])}, ladder {group[0]['ladder']}\n\n{_tables(group)}"
 
 
-# What most readers compare fits a page; the rest of each row follows in a second table.
-_COMPARED = (
-    "rung",
-    "tokens/s",
-    "ms/step",
-    "GiB reserved",
-    "this step",
-    "so far",
-    "published tokens/s",
-    "published GiB",
-)
-
-
 def _tables(group: list[Row]) -> str:
     """The rows of one device and ladder in two tables, and what they were measured with."""
-    whole = ladder_table(group, titles=True)
-    rest = ("rung", *(name for name in whole.columns if name not in _COMPARED))
-    compared, detail = whole.select(_COMPARED), replace(whole.select(rest), notes=())
+    compared, detail = compared_and_detail(group)
     return (
-        f"{_linked(compared.markdown())}\nMeasured: {whole.title}.\n\n"
+        f"{_linked(compared.markdown())}\nMeasured: {compared.title}.\n\n"
         f"The same rows, in detail:\n\n{detail.markdown()}\n"
     )
 
