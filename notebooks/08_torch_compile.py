@@ -29,7 +29,6 @@ source: str = "auto"  # measure here, show the recorded numbers only, or auto
 
 # %%
 from speedlab.notebook import Chapter
-from speedlab.records.rows import report_rows
 
 chapter = Chapter("08_torch_compile", profile=profile, steps=steps, source=source)
 chapter.show_change()
@@ -87,17 +86,7 @@ chapter.measure()
 # ```
 
 # %%
-for records in filter(None, (*chapter.recorded.values(), chapter.live)):
-    before, after = report_rows(records)
-    words = f"{after['device']}, profile {after['profile']}, session {after['session']}: "
-    if None in (after["compile_s"], before["step_ms_median"], after["step_ms_median"]):
-        words += f"nothing to compare ({after['reason'] or before['reason']})"
-    else:
-        words += f"compiling took {after['compile_s']:.1f} s ({after['compile_cache']} cache); "
-        saved_ms = before["step_ms_median"] - after["step_ms_median"]
-        earned = after["speedup_step_clear"] and saved_ms > 0
-        words += f"break-even after {1e3 * after['compile_s'] / saved_ms:,.0f} steps" if earned else "no break-even"
-    print(words)
+chapter.show_break_even()
 
 # %% [markdown]
 # ## What ran
@@ -112,10 +101,6 @@ for records in filter(None, (*chapter.recorded.values(), chapter.live)):
 
 # %%
 chapter.show_kernels()
-everything = [record for records in (*chapter.recorded.values(), chapter.live) for record in records]
-for record in (record for record in everything if record.kernels):
-    launches = sum(kernel["calls"] for kernel in record.kernels)
-    print(f"{record.device}, {record.rung}: {launches:,.0f} {'operators' if record.on_cpu else 'kernels'} in one step")
 
 # %% [markdown]
 # ## Same training?

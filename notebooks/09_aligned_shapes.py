@@ -30,7 +30,6 @@ source: str = "auto"  # measure here, show the recorded numbers only, or auto
 
 # %%
 from dataclasses import replace
-from statistics import median
 
 from IPython.display import Markdown, display
 
@@ -90,11 +89,7 @@ chapter.measure()
 # was waiting for, and part of what 9b gains comes from the host, not from fuller kernels.
 
 # %%
-everything = [record for records in (*chapter.recorded.values(), chapter.live) for record in records]
 chapter.show_kernels()
-for record in (record for record in everything if record.kernels and not record.on_cpu):
-    kernels_ms = sum(kernel["time_us"] for kernel in record.kernels) / 1e3
-    print(f"{record.device}, {record.rung}: {kernels_ms:.1f} ms of kernels, step {median(record.step_ms):.1f} ms")
 
 # %% [markdown]
 # The names of the matmul kernels say more. The head runs once in a step and the blocks twelve times, so its products
@@ -102,6 +97,7 @@ for record in (record for record in everything if record.kernels and not record.
 # the head by itself (chapter 8), a name may stay, and an extra kernel that did the padding may go.
 
 # %%
+everything = [record for records in (*chapter.recorded.values(), chapter.live) for record in records]
 for record in (record for record in everything if record.kernels):
     matmuls = [kernel for kernel in record.kernels if kernel["kind"].startswith("matmul")]
     display(Markdown(longest_kernels(replace(record, kernels=matmuls))))

@@ -87,9 +87,16 @@ class Chapter:
             if not seen:
                 continue
             _markdown("\n\n".join(words.evidence_sentence(record) for record in seen))
+            _markdown("\n\n".join(words.kernel_total(record) for record in seen))
             if len(seen) > 1:
                 _svg(kernel_kinds(seen[0], seen[-1]))
             _markdown(words.kernel_kind_table(seen) + "\n" + words.longest_kernels(seen[-1]))
+
+    def show_break_even(self) -> None:
+        """After how many steps the compile time of the last rung is earned back."""
+        for records in self._sets():
+            before, *_, after = report_rows(records)
+            _markdown(words.break_even(after, before))
 
     def show_contract(self) -> None:
         """Whether it is still the same training: verdicts, and the losses of the last rung over those before it."""

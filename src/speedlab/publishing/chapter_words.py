@@ -16,6 +16,7 @@ from speedlab.publishing.facts import device_title
 from speedlab.publishing.figures_of_records import milliseconds_by_kind
 from speedlab.publishing.tables import Table
 from speedlab.recipe import one_line_diff
+from speedlab.records import stats
 from speedlab.records.record import Record
 
 LADDER = NINE_STEPS.name
@@ -127,6 +128,30 @@ def evidence_sentence(record: Record) -> str:
         words.append("no matmul ran on Tensor Cores")
     words.append(f"; attention kernel: {', '.join(attention)}." if attention else "; no fused attention kernel.")
     return " ".join(words).replace(" ;", ";")
+
+
+def kernel_total(record: Record) -> str:
+    """How many kernels one step launches, and how much of the step they fill; a GPU that waits shows here."""
+    calls = sum(kernel["calls"] for kernel in record.kernels)
+    kernels_ms = sum(kernel["time_us"] for kernel in record.kernels) / 1e3
+    what = "operators" if record.on_cpu else "kernels"
+    words = f"*{_title(record.rung)}* on {device_title(record.device)}: {calls:,.0f} {what}"
+    if record.on_cpu or not record.step_ms:
+        return f"{words} in one step."
+    step_ms = stats.quartiles(record.step_ms).median
+    return f"{words}, {form.three_digits(kernels_ms)} ms of them in a step of {form.three_digits(step_ms)} ms."
+
+
+def break_even(row: dict[str, Any], before: dict[str, Any]) -> str:
+    """After how many steps the compile time of a rung is earned back, from the report rows of it and `before`."""
+    where = f"{device_title(row['device'])}, profile {row['profile']}"
+    if None in (row["compile_s"], before["step_ms_median"], row["step_ms_median"]):
+        return f"{where}: nothing to compare ({row['reason'] or before['reason']})."
+    compiled = f"{where}: compiling took {form.three_digits(row['compile_s'])} s ({row['compile_cache']} cache)"
+    saved_ms = before["step_ms_median"] - row["step_ms_median"]
+    if not row["speedup_step_clear"] or saved_ms <= 0:
+        return f"{compiled}, and it is not earned back."
+    return f"{compiled}, earned back after {1e3 * row['compile_s'] / saved_ms:,.0f} steps."
 
 
 def contract_sentence(record: Record) -> str:

@@ -222,11 +222,12 @@ def table_notes(rows: list[Row], *, published: bool) -> tuple[str, ...]:
     notes += dict.fromkeys(form.substitution(values) for values in substitutions)
     if published:
         others = published_rows(rows[0]["ladder"])
+        shown = {row["rung"] for row in rows}
         notes.append(f"published: {source_words(others[0])}; not measured by this project")
         notes += [
             f"the published figure of {row.published_name} stands at {row.rung}, whose change it holds as well"
             for row in others
-            if row.published_name != row.rung and row.published_name in LADDERS[row.ladder].keys
+            if row.published_name in shown and row.rung in shown - {row.published_name}
         ]
     return tuple(notes)
 
