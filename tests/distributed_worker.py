@@ -29,9 +29,9 @@ def all_batches():
 
 
 def main(folder: str, job_path: str, answer_path: str) -> None:
-    processes.main(job_path, answer_path)
     (Path(folder) / f"process-{os.environ['RANK']}.txt").write_text(str(os.getpid()))
     with process_group() as place:
+        processes.answer_job(Path(job_path), Path(answer_path), place)
         step = TrainingStep(RECIPE, lively_weights(RECIPE), CPU, parallelize=place.parallelize)
         exchanged = []
 

@@ -12,7 +12,7 @@ from speedlab.measuring.memory import PeakMemory
 from speedlab.measuring.variant import Measured, Plan, measure_variant
 from speedlab.recipe import Recipe
 from speedlab.records.store import write_text_atomic
-from speedlab.training.distributed import launch, process_group
+from speedlab.training.distributed import Place, launch, process_group
 
 
 def measure_in_processes(
@@ -29,19 +29,24 @@ def measure_in_processes(
     return Measured(**(values | {"peak": PeakMemory(*values["peak"])}))
 
 
-def main(job_path: str, answer_path: str) -> None:
-    """What torchrun starts on each rank; rank 0 alone writes."""
+def answer_job(job_path: Path, answer_path: Path, place: Place) -> None:
+    """Measure what the launcher asked for on this rank; rank 0 alone writes the answer."""
     from speedlab.measuring.workbench import load_tokens
     from speedlab.model import draw_weights
     from speedlab.profile import get_profile
 
-    job = json.loads(Path(job_path).read_text())
+    job = json.loads(job_path.read_text())
     recipe = Recipe.from_dict(job["recipe"])
     tokens = load_tokens(job["corpus"], get_profile(job["profile"])).tokens
+    measured = measure_variant(recipe, draw_weights(recipe), tokens, Plan(**job["plan"]), place)
+    if place.rank == 0:
+        write_text_atomic(answer_path, json.dumps(asdict(measured)))
+
+
+def main(job_path: str, answer_path: str) -> None:
+    """What torchrun starts on each rank."""
     with process_group() as place:
-        measured = measure_variant(recipe, draw_weights(recipe), tokens, Plan(**job["plan"]), place)
-        if place.rank == 0:
-            write_text_atomic(Path(answer_path), json.dumps(asdict(measured)))
+        answer_job(Path(job_path), Path(answer_path), place)
 
 
 if __name__ == "__main__":
