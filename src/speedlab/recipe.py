@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "matmul_precision": ("highest", "high"),
     "optimizer": ("for_loop", "default", "foreach", "fused"),
     "host_memory": ("pageable", "pinned", "pinned_non_blocking"),
-    "precision": ("float32", "bfloat16", "bfloat16_autocast", "float16_autocast"),
+    "precision": ("float32", "bfloat16", "bfloat16_master", "bfloat16_autocast", "float16_autocast"),
     "layers": ("handwritten", "native"),
     "attention": ("plain", "sdpa", "sdpa_math", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn"),
     "qkv_projection": ("separate", "merged"),

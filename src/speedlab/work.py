@@ -41,7 +41,7 @@ def compute_dtype(recipe: Recipe) -> str:
     """The number format that the matmuls of a recipe run in: float32, tf32, bfloat16 or float16."""
     if recipe.precision == "float32":
         return "tf32" if recipe.matmul_precision == "high" else "float32"
-    return recipe.precision.removesuffix("_autocast")
+    return recipe.precision.partition("_")[0]
 
 
 def datasheet_flops_per_s(gpu: str | None, dtype: str) -> float | None:

@@ -95,5 +95,7 @@ def _optimizer_bytes(recipe: Recipe) -> float:
     if recipe.output_head == "tied":
         tables -= recipe.padded_vocab_size
     weights = matmul_parameters(recipe) + tables * recipe.embedding_width
-    item = 2 if recipe.precision == "bfloat16" else 4
-    return float(OPTIMIZER_PASSES[recipe.optimizer]) * weights * item
+    passes = OPTIMIZER_PASSES[recipe.optimizer]
+    if recipe.precision == "bfloat16_master":  # float32 masters and moments; 16-bit gradients in, weights out
+        return 4.0 * weights * passes + 2.0 * weights * (1 + 1) + 4.0 * weights
+    return float(passes) * weights * (2 if recipe.precision == "bfloat16" else 4)

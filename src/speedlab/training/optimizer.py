@@ -1,11 +1,11 @@
-"""AdamW in the forms that PyTorch offers: a loop over parameters, grouped launches, or one fused kernel."""
+"""AdamW in the forms that PyTorch offers, and with float32 master copies of 16-bit weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from speedlab.recipe import Recipe
 
@@ -18,8 +18,41 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 }
 
 
-def build_optimizer(recipe: Recipe, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW over `parameters`, which must be on their device already; weight decay applies to all of them."""
+def build_optimizer(
+    recipe: Recipe, parameters: Iterable[nn.Parameter], masters: list[Tensor] | None = None
+) -> torch.optim.AdamW | MasterWeights:
+    """AdamW over `parameters`, which must be on their device already; weight decay applies to all of them.
+
+    masters: float32 tensors of the same shapes and order, to be updated in place of the parameters, which then
+    receive their rounded values after each step.
+    """
+    if masters is not None:
+        return MasterWeights(recipe, list(parameters), masters)
     return torch.optim.AdamW(
         parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, **IMPLEMENTATIONS[recipe.optimizer]
     )
+
+
+class MasterWeights:
+    """AdamW on float32 copies of 16-bit parameters (Micikevicius et al. 2018, section 3.1).
+
+    The model computes with the rounded weights; updates, moments and weight decay act on the copies, so that an update
+    below the weights' own resolution is kept until it counts. 14 bytes more for each weight than pure 16 bits.
+    """
+
+    def __init__(self, recipe: Recipe, parameters: list[nn.Parameter], masters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.masters = [nn.Parameter(master) for master in masters]
+        self.optimizer = build_optimizer(recipe, self.masters)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch._foreach_copy_(self.parameters, self.masters)

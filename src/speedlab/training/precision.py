@@ -13,19 +13,23 @@ from speedlab.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """weights: dtype of parameters, gradients and moments. autocast: dtype of matmuls if it is another one.
+    """weights: dtype of parameters and gradients. autocast: dtype of matmuls if it is another one.
 
-    scaled: multiply the loss so that small float16 gradients do not vanish (Micikevicius et al. 2018).
+    scaled: multiply the loss so that small float16 gradients do not vanish. masters: the optimizer keeps float32
+    copies of the weights and updates those, so that an update too small for the weights' own format is not lost
+    (both Micikevicius et al. 2018).
     """
 
     weights: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
     scaled: bool = False
+    masters: bool = False
 
 
 PRECISIONS: dict[str, Precision] = {
     "float32": Precision(),
     "bfloat16": Precision(weights=torch.bfloat16),
+    "bfloat16_master": Precision(weights=torch.bfloat16, masters=True),
     "bfloat16_autocast": Precision(autocast=torch.bfloat16),
     "float16_autocast": Precision(autocast=torch.float16, scaled=True),
 }

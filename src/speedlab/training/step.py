@@ -76,8 +76,10 @@ class TrainingStep:
         with device:  # a CPU would take seconds to draw the weights that are overwritten here
             self.model = GPT(recipe)
         load_weights(self.model, weights)
+        # Copied before the cast, so that they start from the full weights.
+        masters = [p.detach().clone() for p in self.model.parameters()] if self.precision.masters else None
         self.model.to(dtype=self.precision.weights)
-        self.optimizer = build_optimizer(recipe, self.model.parameters())
+        self.optimizer = build_optimizer(recipe, self.model.parameters(), masters)
         self.scaler = torch.amp.GradScaler(device.type) if self.precision.scaled else None
         self.parallel = parallelize(self.model) if parallelize else None
         self.forward = compile_model(recipe, self.parallel or self.model)
