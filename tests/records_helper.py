@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedlab.ladder import get_ladder
+from speedlab.ladder import Ladder, get_ladder
 from speedlab.profile import PROFILES
 from speedlab.records.record import Record
 from speedlab.work import compute_dtype
@@ -31,19 +31,19 @@ def spread(step_ms: float, count: int = 40, relative: float = 0.01) -> list[floa
 def make_record(
     rung: str = "baseline",
     *,
-    ladder: str = "nine-steps",
+    ladder: str | Ladder = "nine-steps",
     device: str = "nvidia-h200",
     step_ms: float | list[float] = 250.0,
     **changes: Any,
 ) -> Record:
     """A measured record of one rung. On "cpu" it is of the smoke profile; `changes` replace fields.
 
-    step_ms: the median, or the samples themselves.
+    ladder: a name, or a ladder that stands under none. step_ms: the median, or the samples themselves.
     """
     samples = spread(step_ms) if isinstance(step_ms, int | float) else step_ms
     typical = step_ms if isinstance(step_ms, int | float) else 250.0
     profile = PROFILES["smoke" if device == "cpu" else "full"]
-    known = get_ladder(ladder)
+    known = ladder if isinstance(ladder, Ladder) else get_ladder(ladder)
     key = rung if rung in known.keys else "data_parallel"
     recipe = profile.recipe(known, key)
     if rung.startswith("data_parallel_"):
@@ -54,7 +54,7 @@ def make_record(
     values: dict[str, Any] = {
         "session": "0f1e2d3c4b5a",
         "device": device,
-        "ladder": ladder,
+        "ladder": known.name,
         "rung": rung,
         "profile": profile.name,
         "status": "measured",

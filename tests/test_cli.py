@@ -22,7 +22,7 @@ from speedlab.profile import FULL, T4
 from speedlab.publishing import checkout, reproduce
 from speedlab.records.store import write_record
 
-COMMANDS = ("doctor", "ladder", "report", "reproduce", "book")
+COMMANDS = ("doctor", "ladder", "report", "compare", "reproduce", "book")
 CPU = Capabilities(device_type="cpu", cores=2)
 T4_CARD = Capabilities(
     device_type="cuda", capability=(7, 5), gpu_name="Tesla T4", gpu_memory_bytes=15 * 2**30, multiprocessors=40, gpus=1
@@ -68,6 +68,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["report", "--format", "xml"], ["'xml'", "table, markdown, csv, json"]),
         (["report", "--records", "/nowhere"], ["/nowhere", "<device>/<ladder>"]),
         (["report", "extra"], ["extra", "speedlab report --help"]),
+        (["report", "--price-per-hour", "-1"], ["price per hour is -1", "at least 0"]),
+        (["report", "--price-per-hour", "nan"], ["price per hour is nan", "at least 0"]),
+        (["report", "--price-per-hour", "cheap"], ["--price-per-hour", "speedlab report --help"]),
+        (["compare"], ["'a'", "speedlab compare --help"]),
+        (["compare", "/nowhere"], ["/nowhere", "<device>/<ladder>"]),
+        (["compare", "published", "/nowhere"], ["/nowhere", "<device>/<ladder>"]),
+        (["compare", "published", "--format", "csv"], ["'csv'", "table, markdown, json"]),
         (["ladder", "--steps", "many"], ["--steps", "speedlab ladder --help"]),
         (["ladder", "--steps", "-1", "--profile", "smoke"], ["steps is -1", "whole number"]),
         (["ladder", "--ladder", "seven"], ["'seven'", "nine-steps, six-steps"]),
@@ -100,7 +107,16 @@ def test_a_command_that_cannot_work_here_is_exit_code_3(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["report"], ["report", "--format", "json"], ["report", "-h"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["report"],
+        ["report", "--format", "json"],
+        ["report", "--price-per-hour", "2"],
+        ["report", "-h"],
+        ["compare", "published"],
+    ],
 )
 def test_quick_answers_load_nothing_heavy(arguments: list[str], records: Path) -> None:
     code = """
@@ -121,6 +137,30 @@ def test_report_prints_rows_that_a_program_can_read(records: Path, capsys: pytes
     rows = json.loads(capsys.readouterr().out)
     assert [row["rung"] for row in rows] == ["baseline", "causal_mask"]
     assert rows[0]["tokens_per_s_q1"] <= rows[0]["tokens_per_s"] <= rows[0]["tokens_per_s_q3"]
+
+
+def test_report_with_a_price_adds_the_cost(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["report", "--records", str(records), "--price-per-hour", "2.5"]
+    assert cli.run([*arguments, "--format", "json"]) == 0
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["price_per_million_tokens"] == pytest.approx(2.5 / 3_600 * 1e6 / row["tokens_per_s"])
+    assert cli.run(arguments) == 0
+    assert "cost of a million tokens" in capsys.readouterr().out
+
+
+def test_compare_puts_two_folders_side_by_side(
+    records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(tmp_path / "other", make_record("baseline", step_ms=125.0, session="aaaa1111bbbb"))
+    arguments = ["compare", str(records), str(tmp_path / "other")]
+    assert cli.run([*arguments, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["pairs"][0]["rows"]
+    assert [(row["rung"], row["ratio"] and round(row["ratio"], 6)) for row in rows] == [
+        ("baseline", 2.0), ("causal_mask", None),
+    ]  # fmt: skip
+    assert cli.run(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "2.00x" in shown and "differs: session" in shown
 
 
 def test_report_of_no_records_is_an_empty_list_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +198,7 @@ def test_ladder_keeps_progress_out_of_its_result(
     assert [row["rung"] for row in json.loads(shown.out)] == ["baseline"]
     assert shown.err == "[0/2] baseline: Baseline\na note\n"
     wanted = {"profile": "auto", "corpus": "standard-library", "rungs": ["baseline", "causal_mask"], "steps": 40}
+    wanted["order"] = None
     assert calls == [("nine-steps", wanted | {"out": tmp_path})]
 
 

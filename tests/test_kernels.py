@@ -4,7 +4,7 @@ import pytest
 import torch
 from model_helper import CPU, TINY, draw_weights, random_batches
 
-from speedlab.measuring.kernels import CPU_KINDS, GPU_KINDS, kernel_table, kind_of, short_name
+from speedlab.measuring.kernels import CPU_KINDS, GPU_KINDS, in_format, kernel_row, kernel_table, kind_of, short_name
 from speedlab.records.record import KERNEL_KINDS
 from speedlab.training.step import TrainingStep
 
@@ -30,6 +30,17 @@ GPU = {
         "__5x_cublas",
         "sm90_xmma_gemm_f16f16_f16f32_f32_nt_n_tilesize64x128x64_warpgroupsize1x1x1_bias_bf16_execute_kernel__5x_cublas",
         "sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize128x128x32_warpgroupsize1x1x1_execute_kernel__5x_cublas",
+        "nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_splitK_NTN",
+        "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_bias_TNT",
+        "nvjet_sm90_hsh_128x256_64x4_2x1_v_bz_coopA_TNN",
+        "nvjet_sm100_tst_64x32_64x16_2x1_2cta_h_bz_TNT",
+        "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>(Params)",
+        "void cutlass::Kernel2<cutlass_75_tensorop_f16_s1688gemm_f16_256x128_nn_align1>(Params)",
+        "void cutlass::Kernel2<cutlass_70_tensorop_f16_s884gemm_f16_128x128_tn_align1>(Params)",
+        "turing_fp16_s1688gemm_fp16_128x64_sliced1x2_ldg8_f2f_tn",
+        "turing_fp16_s884gemm_fp16_64x64_ldg8_f2f_nn",
+        "sm75_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32_stage1_warpsize2x2x1_tensor16x8x8_kernel",
+        "triton_tem_fused_addmm_3",
     ],
     "matmul, ordinary": [
         "ampere_sgemm_128x64_tn",
@@ -38,6 +49,12 @@ GPU = {
         "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel"
         "__5x_cublas",
         "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(Params)",
+        "ampere_sgemm_64x32_sliced1x4_tn",
+        "volta_fp16_sgemm_fp16_128x64_tn",
+        "void cutlass::Kernel2<cutlass_75_simt_f16_sgemm_f16_128x64_8x2_tn_align1>(Params)",
+        "std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16, __nv_bfloat16, float, "
+        "false, 7, false>(cublasGemvParamsEx<int>)",
+        "void gemmk1_kernel<int, float, 256, 5, false, false, false, false>(cublasGemmk1Params<float>)",
         "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false>(cublasGemmSmallNParams<float>)",
         "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>(cublasGemvParamsEx<int>)",
     ],
@@ -46,6 +63,9 @@ GPU = {
         "cutlass::bfloat16_t>, true, true, false, false, true, false>(pytorch_flash::Flash_fwd_params)",
         "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<pytorch_flash::Flash_bwd_kernel_traits<64, "
         "128, 128, 8, 4, 4, 4, false, false, cutlass::bfloat16_t>, true>(pytorch_flash::Flash_bwd_params)",
+        "void pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64, 64, 256, 4>>(Flash_fwd_params)",
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<CollectiveMainloopFwdSm90<2>>>>()",
+        "kernel_cutlass_kernel_flash_attncuteflash_fwd_FlashAttentionForwardSm90_object_at_tensorptrbf16",
         "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<64>>(Flash_bwd_params)",
         "void pytorch_flash::flash_bwd_convert_dq_kernel<Flash_bwd_kernel_traits<64>>(Flash_bwd_params, int)",
     ],
@@ -53,6 +73,8 @@ GPU = {
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
         "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_128x128x64_1x1x1_cga1x1x1_kernel0_0",
         "cudnn_generated_fort_native_sdpa_sm80_flash_fprop_f16_knob_30_64x64x64_4x1x1_kernel0_0",
+        "cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_3_64x64x128_4x1x1_kernel0_0",
+        "cudnn_generated_fort_native_sdpa_sm100_flash_fprop_f16_knob_31_128x128x64_kernel0_0",
         "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*, void const*, void*, void const*)",
         "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int, unsigned int, float)",
         "at::cuda::philox::unpack_cudnn(at::PhiloxCudaState, long*, long*)",
@@ -62,11 +84,15 @@ GPU = {
         "cutlass::arch::Sm75, true, 64, 64, 64, true, true>::Params)",
         "fmha_cutlassB_bf16_aligned_128x64_k64_dropout_sm80(PyTorchMemEffAttention::AttentionBackwardKernel<"
         "cutlass::bfloat16_t, cutlass::arch::Sm80, true, true, true, 128, 64, 64, false>::Params)",
+        "fmha_cutlassB_f16_aligned_64x64_k64_dropout_sm75(PyTorchMemEffAttention::AttentionBackwardKernel<half_t>::Params)",
+        "void PyTorchMemEffAttention::attention_kernel_batched_impl<AttentionKernel<float>>(Params)",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>::Params)",
     ],
     "optimizer": [
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
         "FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>(...)",
+        "void at::native::amp_update_scale_cuda_kernel(float*, int*, float const*, double, double, int)",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>, UnaryOp<half>>()",
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpScalarFunctor"
         "<float, 2, 1, 1>, std::multiplies<float>, float>(...)",
     ],
@@ -78,6 +104,9 @@ GPU = {
         "triton_poi_fused__scaled_dot_product_flash_attention_backward_clone_2",
         "triton_poi_fused_add_mul_pow_tanh_11",
         "triton_poi_fused_embedding_dense_backward_0",
+        "triton_poi_fused_mm_t_1",
+        "triton_red_fused__to_copy_native_layer_norm_backward_5",
+        "triton_for_fused_1",
     ],
     "normalization": [
         "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int, float)",
@@ -96,6 +125,10 @@ GPU = {
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>(...)",
         "void at::native::(anonymous namespace)::vectorized_gather_kernel<16, long>(char*, char*, long*)",
         "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<...>(...)",
+        "void cub::CUB_300001_SM_900::detail::radix_sort::DeviceRadixSortHistogramKernel<policy_hub<long>>(...)",
+        "void at_cuda_detail::cub::detail::reduce::DeviceReduceByKeyKernel<policy_hub<long>>(...)",
+        "void at_cuda_detail::cub::EmptyKernel<void>()",
+        "void at::native::(anonymous namespace)::indexFuncLargeIndex<float, long, unsigned int, 2, 2, -2, true>(...)",
         "void at_cuda_detail::cub::detail::unique_by_key::DeviceUniqueByKeySweepKernel<...>(...)",
         "void at_cuda_detail::cub::detail::scan::DeviceCompactInitKernel<at_cuda_detail::cub::ScanTileState<int>>(...)",
         "void at::native::(anonymous namespace)::compute_num_of_partial_segments<long>(long const*, long const*)",
@@ -115,6 +148,9 @@ GPU = {
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float>, "
         "unsigned int, float, 4>>(...)",
         "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16, sum_functor<float>>>(...)",
+        "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<policy_hub<float>>(...)",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, false, float, "
+        "__nv_bfloat16, __nv_bfloat16, true, false, false>(cublasLt::cublasSplitKParams<float>)",
     ],
     "element-wise": [
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float)",
@@ -122,12 +158,14 @@ GPU = {
         "void at::native::unrolled_elementwise_kernel<MulFunctor<float>, std::array<char*, 3>>(...)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>>(...)",
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4, bool>(...)",
+        "void cublasLt::epilogue::impl::globalKernel<8, 32, float, float, float, true, true, 1>(cublasLtEpilogue_t)",
         "void at::native::triu_tril_kernel<bool, int, true, 8, false>(...)",
         "void at::native::elementwise_kernel<128, 4, masked_fill_kernel(at::TensorIterator&)>(int)",
     ],
     "communication": [
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
         "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+        "ncclSymkDevKernel_AllReduce_AGxLLMC_R_sum_bf16(ncclSymkDevWorkArgs4K)",
     ],
     "other": ["void a_kernel_that_nobody_has_seen<int>(int*)"],
 }  # fmt: skip
@@ -169,6 +207,22 @@ def test_every_kind_is_one_that_a_record_knows():
 
 def test_a_cpu_step_never_shows_tensor_cores():
     assert not any("Tensor Cores" in kind for kind, _ in CPU_KINDS)
+
+
+def test_a_matmul_that_inductor_wrote_is_on_tensor_cores_only_in_their_formats():
+    rows = [
+        kernel_row(name, 1, 2.0, on_gpu=True) for name in ("triton_tem_fused_mm_0", "nvjet_tst_64x64", "triton_poi_0")
+    ]
+    kinds = {
+        recipe: [row["kind"] for row in in_format(rows, recipe)]
+        for recipe in (TINY, TINY.but(matmul_precision="high"), TINY.but(precision="bfloat16_autocast"))
+    }
+    tensor, fused = "matmul, Tensor Cores", "fused"
+    assert list(kinds.values()) == [
+        ["matmul, ordinary", tensor, fused],
+        [tensor, tensor, fused],
+        [tensor, tensor, fused],
+    ]
 
 
 def test_names_are_cut_and_freed_of_noise():

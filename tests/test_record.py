@@ -10,6 +10,7 @@ from records_helper import MACHINE_CPU, MACHINE_H200, make_record, skipped_recor
 
 from speedlab.errors import BadInput
 from speedlab.records.record import CHECKS, KERNEL_KINDS, SCHEMA, Record
+from speedlab.records.store import committed_root, read_record, record_text
 
 DESIGN_KEYS = [
     "schema", "method", "session", "device", "ladder", "rung", "profile", "status", "reason", "recipe",
@@ -132,6 +133,23 @@ def test_from_dict_names_the_file_and_the_field(change, message):
     with pytest.raises(BadInput) as caught:
         Record.from_dict(change(make_record().to_dict()), source="runs/x.json")
     assert str(caught.value).startswith(f"runs/x.json: {message}")
+
+
+def test_energy_came_later_and_may_be_absent():
+    without = make_record().to_dict()
+    assert "energy_j" not in without and Record.from_dict(without).energy_j is None
+    assert Record.from_dict(without | {"energy_j": None}).to_dict() == without
+    record = make_record(energy_j=1_234.5)
+    assert record.to_dict()["energy_j"] == 1_234.5 and Record.from_dict(record.to_dict()) == record
+    for wrong in (-1.0, 0, float("nan"), "much", True):
+        with pytest.raises(BadInput, match="record field energy_j"):
+            make_record(energy_j=wrong)
+
+
+def test_every_committed_record_loads_and_is_written_back_as_it_was():
+    paths = sorted(path for path in committed_root().glob("*/*/*.json"))
+    assert len(paths) > 10
+    assert [path for path in paths if record_text(read_record(path)) != path.read_text(encoding="utf-8")] == []
 
 
 def test_an_absurdly_large_number_is_refused_not_a_crash():

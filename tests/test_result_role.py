@@ -125,6 +125,8 @@ def test_without_any_records_a_citation_stops_the_build(tmp_path: Path) -> None:
         ("scaling", 1.954, "1.95x"),
         ("mfu", 0.4312, "43.1 %"),
         ("compile_s", 41.23, "41.2 s"),
+        ("energy_j_per_million_tokens", 1_443.7, "1,444 J per million tokens"),
+        ("tokens_per_joule", 692.6, "693 tokens/J"),
         ("world_size", 4, "4"),
         ("dtype", "bfloat16", "bfloat16"),
     ],

@@ -329,6 +329,15 @@ def test_a_corpus_shorter_than_a_batch_ends_the_session_before_anything_is_writt
     assert not list(tmp_path.rglob("*.json"))
 
 
+def test_energy_and_flags_of_the_window_are_in_the_record(made_up, corpus, monkeypatch):
+    measure, flag = variant.measure_variant, "clocks throttled in the timed window: power brake"
+    told = {"energy_j": 12.5, "notes": [flag], "recompiles": 1}
+    monkeypatch.setattr(variant, "measure_variant", lambda *a, **o: replace(measure(*a, **o), **told))
+    record = rows(session(corpus), ["baseline"])["baseline"]
+    assert record.energy_j == 12.5
+    assert len(record.notes) == 2 and "1 recompilation" in record.notes[0] and record.notes[1] == flag
+
+
 def test_unknown_names_are_refused_before_anything_is_measured(monkeypatch, corpus):
     monkeypatch.setattr(module, "capabilities", lambda: MACHINE)
     monkeypatch.setattr(module, "Session", lambda *args, **options: pytest.fail("a session was started"))

@@ -100,6 +100,19 @@ def test_on_a_gpu_the_host_waits_before_the_first_mark_and_after_the_last_and_ne
     assert step_ms == [5.0, 5.0, 5.0]
 
 
+def test_a_watcher_is_opened_and_closed_on_an_idle_gpu_outside_the_marks(gpu):
+    class Watcher:
+        def __enter__(self):
+            gpu.append("open")
+
+        def __exit__(self, *error):
+            gpu.append("close")
+
+    time_steps(lambda batches: gpu.append("step"), iter([]), CUDA, 2, Watcher())
+    done = [event for event in gpu if event != "read"]
+    assert done == ["synchronize", "open", "mark", "step", "mark", "step", "mark", "synchronize", "close"]
+
+
 def test_on_a_gpu_long_events_are_timed_between_two_waits(gpu, clock):
     def call():
         gpu.append("call")

@@ -14,6 +14,7 @@ from speedlab.ladder import NINE_STEPS, SIX_STEPS
 from speedlab.publishing import formatting as form
 from speedlab.publishing import tables
 from speedlab.records.published import load, published_row, published_rows, sources
+from speedlab.records.record import REMARK
 from speedlab.records.rows import report_rows
 
 SUBSTITUTION = {"field": "precision", "asked": "bfloat16", "used": "float16_autocast", "reason": "no | units"}
@@ -70,6 +71,12 @@ def test_a_toy_says_so_and_is_not_put_beside_published_figures():
     text = tables.render(report_rows([make_record(device="cpu", step_ms=20.0)]), "table")
     assert "its speeds mean nothing" in text and "published" not in text
     assert "MFU" not in text and "GiB" not in text  # nothing to say about them there
+
+
+def test_a_flag_stands_in_the_notes_and_a_remark_only_in_the_rows_for_programs():
+    rows = report_rows([make_record(notes=["clocks throttled in the timed window: power brake", f"{REMARK}SM clock"])])
+    assert tables.row_note(rows[0]) == "clocks throttled in the timed window: power brake"
+    assert json.loads(tables.render(rows, "json"))[0]["notes"][1] == f"{REMARK}SM clock"
 
 
 def test_json_is_every_row_with_raw_numbers(rows):

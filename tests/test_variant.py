@@ -124,6 +124,26 @@ def test_recompilations_inside_the_window_are_counted_and_those_before_it_are_no
     assert measured(TINY).recompiles == 2
 
 
+def test_energy_and_flags_are_those_of_the_timed_window(fake, monkeypatch):
+    class Watcher:
+        def __enter__(self):
+            self.start = seconds()
+
+        def __exit__(self, *error):
+            self.energy_j, self.notes = 100.0 * (seconds() - self.start), ["another process computed"]
+
+    def seconds():
+        return stopwatch.time.seconds
+
+    monkeypatch.setattr(variant, "watch", lambda device: Watcher())
+    found = measured(TINY.but(compile="default"))
+    assert found.energy_j == pytest.approx(100.0 * 5 * 0.010) and found.notes == ["another process computed"]
+
+
+def test_on_a_cpu_no_energy_is_counted_and_nothing_flagged(fake):
+    assert measured(TINY).energy_j is None and measured(TINY).notes == []
+
+
 def test_on_a_cpu_there_is_no_peak_memory(fake):
     assert measured(TINY).peak == (None, None)
 

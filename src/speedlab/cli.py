@@ -99,26 +99,28 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 @app.command()
 def ladder(
-    name: Annotated[str, typer.Option("--ladder", help="nine-steps or six-steps.")] = "nine-steps",
+    name: Annotated[str, typer.Option("--ladder", help="nine-steps, six-steps, alone or removed.")] = "nine-steps",
     profile: Annotated[str, typer.Option(help="full, t4, smoke, or auto: by this machine's GPU.")] = "auto",
     corpus: Annotated[
         str, typer.Option(help="standard-library, middlemarch, shakespeare, or the path of a file or folder.")
     ] = "standard-library",
     rungs: Annotated[str | None, typer.Option(help="Only these rungs, joined by commas.")] = None,
-    order: Annotated[str, typer.Option(help="as-is: the order of the ladder.")] = "as-is",
+    order: Annotated[
+        str, typer.Option(help="Its changes in another order, all of them joined by commas; as-is: its own order.")
+    ] = "as-is",
     steps: Annotated[int, typer.Option(help="Timed steps per rung; 0 for what the profile says.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the records below this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Measure a whole ladder in this process, without notebooks."""
-    check_choice("order", order, ("as-is",))
     from speedlab.measuring.session import run_ladder
     from speedlab.records.rows import report_rows
 
-    chosen = [word.strip() for word in rungs.split(",")] if rungs is not None else None
+    chosen = _words(rungs) if rungs is not None else None
+    wanted = _words(order) if order != "as-is" else None
     with Progress() as progress:
         records = run_ladder(
-            name, profile=profile, corpus=corpus, rungs=chosen, steps=steps, out=out,
+            name, profile=profile, corpus=corpus, rungs=chosen, order=wanted, steps=steps, out=out,
             report=lambda event: progress.show(_event_text(event), event.done, event.total),
         )  # fmt: skip
     _print_rows(report_rows(records), "json" if as_json else "table")
@@ -127,9 +129,37 @@ def ladder(
 
 
 @app.command()
+def kernels(
+    rung: Annotated[str, typer.Argument(help="Key of a rung, such as baseline or flash_attention.")],
+    name: Annotated[str, typer.Option("--ladder", help="nine-steps or six-steps.")] = "nine-steps",
+    profile: Annotated[str, typer.Option(help="full, t4, smoke, or auto: by this machine's GPU.")] = "auto",
+    shapes: Annotated[bool, typer.Option("--shapes", help="Tell kernels apart by the shapes they work on.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Show what each allocates.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many of the longest kernels to show.")] = 15,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a new file for Perfetto, or TensorBoard: NAME.pt.trace.json.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every kernel.")] = False,
+) -> None:
+    """Show which kernels one step of a rung runs, and what it waits for."""
+    from speedlab.measuring.kernel_profile import profile_rung
+    from speedlab.publishing.kernel_tables import kernel_report
+
+    with Progress() as progress:
+        profiled = profile_rung(
+            rung, ladder=name, profile=profile, shapes=shapes, memory=memory, trace=trace,
+            report=lambda event: progress.show(_event_text(event), event.done, event.total),
+        )  # fmt: skip
+    print(json.dumps(profiled.as_dict(), indent=1) if as_json else kernel_report(profiled, top))
+
+
+@app.command()
 def report(
     records: Annotated[Path | None, typer.Option(help="Folder of records; the committed ones by default.")] = None,
     form: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "table",
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="What one GPU costs for an hour: adds seconds, joules and money.")
+    ] = None,
 ) -> None:
     """Show what was measured: one row per record."""
     check_choice("format", form, FORMATS)
@@ -138,9 +168,22 @@ def report(
 
     folder = records or committed_root()
     rows = report_rows(read_records(folder))
+    _print_rows(rows, form, price_per_hour)
     if not rows:
         print(f"no records below {folder}", file=sys.stderr)
-    _print_rows(rows, form)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="Folder of records.")],
+    b: Annotated[str, typer.Argument(help="Another one; by default the committed records.")] = "published",
+    form: Annotated[str, typer.Option("--format", help="table, markdown, json")] = "table",
+) -> None:
+    """Put two folders of records side by side: what is faster, and what differs."""
+    from speedlab.publishing.compare import FORMATS, compare_folders, render_comparison
+
+    check_choice("format", form, FORMATS)
+    print(render_comparison(compare_folders(a, b), form), end="")
 
 
 @app.command()
@@ -206,10 +249,16 @@ def book(
     print(build_book(checkout_root(), run, out=out))
 
 
-def _print_rows(rows: list[dict[str, Any]], form: str) -> None:
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _print_rows(rows: list[dict[str, Any]], form: str, price_per_hour: float | None = None) -> None:
+    from speedlab.publishing.cost import render_with_cost
     from speedlab.publishing.tables import render
 
-    print(render(rows, form), end="")
+    text = render(rows, form) if price_per_hour is None else render_with_cost(rows, form, price_per_hour)
+    print(text, end="")
 
 
 def _intention(chapter: Any, names: list[str]) -> str:

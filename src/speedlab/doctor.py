@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from speedlab.device import Capabilities, adapt, capabilities
+from speedlab.inert import inert_reason
 from speedlab.ladder import LADDERS, Ladder, Rung
 from speedlab.profile import Profile, get_profile
 
@@ -73,11 +74,16 @@ def what_runs(ladder: Ladder, rung: Rung, profile: Profile, here: Capabilities) 
     _, substitutions = adapt(profile.recipe(ladder, rung.key), here)
     own = [s for s in substitutions if s.field in rung.change]
     undone = [s.status for s in own if s.used == _value_before(ladder, rung, s.field)]
+    reasons = [f"{s.field} {s.asked} -> {s.used}: {s.reason}" for s in own]
+    before = ladder.before(rung.key)
+    for field in rung.change if before and not own else ():
+        if reason := inert_reason(field, profile.recipe(ladder, before), profile.recipe(ladder, rung.key)):
+            undone, reasons = ["not_applicable"], [reason]
     return {
         "ladder": ladder.name,
         "rung": rung.key,
         "runs": undone[0] if undone else "substituted" if own else "as asked",
-        "reasons": [f"{s.field} {s.asked} -> {s.used}: {s.reason}" for s in own],
+        "reasons": reasons,
         "inherited": [s.field for s in substitutions if s not in own],
     }
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from speedlab.derived_ladders import reordered
 from speedlab.device import Capabilities, capabilities
 from speedlab.errors import BadInput
 from speedlab.ladder import Ladder, Rung, get_ladder
@@ -27,6 +28,7 @@ def run_ladder(
     profile: str = "auto",
     corpus: str = "standard-library",
     rungs: Sequence[str] | None = None,
+    order: Sequence[str] | None = None,
     steps: int = 0,
     out: Path | None = None,
     report: Report = say_nothing,
@@ -34,9 +36,10 @@ def run_ladder(
     """Measure a ladder, or some of its rungs in its own order, in this process. Returns one record per rung.
 
     out: folder that receives <device>/<ladder>/<rung>.json as each rung ends; None writes nothing. steps: timed
-    steps per rung, 0 for the profile's number. A rung that cannot run, or that fails, is a record with its reason.
+    steps per rung, 0 for the profile's number. order: stack the ladder's changes in this order instead, each of them
+    named once, under a ladder name of its own. A rung that cannot run, or that fails, is a record with its reason.
     """
-    ladder_ = get_ladder(ladder)
+    ladder_ = get_ladder(ladder) if order is None else reordered(get_ladder(ladder), order)
     keys = tuple(rungs) if rungs else ladder_.keys
     for key in keys:
         ladder_.rung(key)
@@ -123,6 +126,7 @@ class Session(Workbench):
             detail = {"before": None, "note": "no rung below it runs here, so its losses are compared with nothing"}
         failed = verdict == "failed"
         notes = [f"{measured.recompiles} recompilations inside the timed window"] if measured.recompiles else []
+        notes += measured.notes
         return Record(
             **base,
             status="contract_failed" if failed else "measured",
@@ -134,6 +138,7 @@ class Session(Workbench):
             compile_cache=measured.compile_cache,
             peak_allocated_bytes=measured.peak.allocated_bytes,
             peak_reserved_bytes=measured.peak.reserved_bytes,
+            energy_j=measured.energy_j,
             losses=list(itertools.takewhile(math.isfinite, measured.losses)),  # a record holds numbers only
             contract_verdict=verdict,
             contract_detail=detail,

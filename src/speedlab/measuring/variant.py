@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -15,8 +15,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from speedlab.data.stream import BatchStream
-from speedlab.measuring.kernels import kernel_table
+from speedlab.measuring.kernels import in_format, kernel_table
 from speedlab.measuring.memory import PeakMemory, free_everything, read_peak, reset_peak
+from speedlab.measuring.power import joules_of_all, watch
 from speedlab.measuring.stopwatch import Stopwatch, seconds_of, synchronize
 from speedlab.recipe import Recipe
 from speedlab.training.distributed import Place
@@ -34,7 +35,10 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one variant gave. step_ms: each step of the window. losses: nats, of the contract steps, dropout off."""
+    """What one variant gave. step_ms: each step of the window. losses: nats, of the contract steps, dropout off.
+
+    energy_j: joules of the window, of the GPUs of all processes. notes: what was odd about the window, of this process.
+    """
 
     step_ms: list[float]
     losses: list[float]
@@ -43,6 +47,8 @@ class Measured:
     peak: PeakMemory
     recompiles: int
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    energy_j: float | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def contract_recipe(recipe: Recipe) -> Recipe:
@@ -52,7 +58,7 @@ def contract_recipe(recipe: Recipe) -> Recipe:
 
 def contract_losses(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, steps: int, place: Place) -> list[float]:
     """Losses in nats of `steps` optimizer steps from `weights` with dropout off, over the ids that exist."""
-    _fresh_start(place.device)
+    start_fresh(place.device)
     step, batches = start_variant(contract_recipe(recipe), weights, tokens, place)
     return _stepped_losses(step, batches, steps, place)
 
@@ -74,20 +80,21 @@ def measure_variant(
     compared = contract_recipe(recipe)
     step = batches = None
     if plan.contract_steps:
-        _fresh_start(device)
+        start_fresh(device)
         step, batches = start_variant(compared, weights, tokens, place)
         losses = _stepped_losses(step, batches, plan.contract_steps, place, first_step_s)
     if step is None or compared != recipe:
         step = batches = None  # before the next one is built: each variant is alone in memory
-        _fresh_start(device)
+        start_fresh(device)
         step, batches = start_variant(recipe, weights, tokens, place)
         first_step_s = [seconds_of(partial(step, batches), device)]
     cache = _compile_cache()
+    watcher = watch(device)
     reset_peak(device)
     for _ in range(plan.warmup_steps):
         step(batches)
     graphs_before = _graphs()
-    step_ms = time_steps(step, batches, device, plan.steps)
+    step_ms = time_steps(step, batches, device, plan.steps, watcher)
     measured = Measured(
         step_ms=step_ms,
         losses=losses,
@@ -95,7 +102,9 @@ def measure_variant(
         compile_cache=cache if recipe.compile != "off" else None,
         peak=read_peak(device),
         recompiles=_graphs() - graphs_before,
-        kernels=kernel_table(partial(step, batches), device) if kernels else [],
+        kernels=in_format(kernel_table(partial(step, batches), device), recipe) if kernels else [],
+        energy_j=joules_of_all(watcher.energy_j, place),
+        notes=watcher.notes,
     )
     del step, batches
     free_everything(device)
@@ -106,26 +115,36 @@ def profile_variant(
     recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place: Place, *, warmup_steps: int = 2
 ) -> list[dict[str, Any]]:
     """The kernel table of a recipe, from a step built for nothing else."""
-    _fresh_start(place.device)
+    start_fresh(place.device)
     step, batches = start_variant(recipe, weights, tokens, place)
     for _ in range(1 + warmup_steps):
         step(batches)
-    table = kernel_table(partial(step, batches), place.device)
+    table = in_format(kernel_table(partial(step, batches), place.device), recipe)
     del step, batches
     free_everything(place.device)
     return table
 
 
-def time_steps(step: TrainingStep, batches: Iterator, device: torch.device, steps: int) -> list[float]:
-    """Milliseconds of each of `steps` optimizer steps, data included and nothing else."""
+def time_steps(
+    step: TrainingStep,
+    batches: Iterator,
+    device: torch.device,
+    steps: int,
+    watcher: AbstractContextManager | None = None,
+) -> list[float]:
+    """Milliseconds of each of `steps` optimizer steps, data included and nothing else.
+
+    watcher: opened on the idle device before the first mark, closed when the device is idle after the last.
+    """
     with _collector_at_rest():
         synchronize(device)
-        watch = Stopwatch(device)
-        watch.mark()
-        for _ in range(steps):
-            step(batches)
-            watch.mark()
-        return watch.step_ms()
+        stopwatch = Stopwatch(device)
+        with watcher or nullcontext():
+            stopwatch.mark()
+            for _ in range(steps):
+                step(batches)
+                stopwatch.mark()
+            return stopwatch.step_ms()
 
 
 def start_variant(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place: Place):
@@ -160,7 +179,7 @@ def _stepped_losses(
     return place.mean(per_step).tolist()
 
 
-def _fresh_start(device: torch.device) -> None:
+def start_fresh(device: torch.device) -> None:
     torch._dynamo.reset()
     counters.clear()
     free_everything(device)

@@ -15,6 +15,7 @@ from speedlab.data.tokenizer import get_tokenizer
 from speedlab.data.tokens import TokenFile, tokenize
 from speedlab.device import Capabilities, Substitution, adapt
 from speedlab.errors import BadInput, NotAvailable
+from speedlab.inert import inert_reason
 from speedlab.ladder import Ladder, Rung
 from speedlab.profile import Profile, check_steps
 from speedlab.recipe import Recipe
@@ -72,16 +73,25 @@ class Workbench:
         return below
 
     def undone(self, ladder: Ladder, rung: Rung) -> Substitution | None:
-        """The substitution that takes back all that this rung changes, if there is one."""
+        """Why this rung makes no difference here, if it makes none: by the machine, its recipe or the profile."""
         recipe, substitutions = self.recipe(ladder, rung.key)
-        before = ladder.before(rung.key)
-        if before is None or self.recipe(ladder, before)[0] != recipe:
+        key = ladder.before(rung.key)
+        if key is None:
             return None
-        same = Substitution(
-            field=next(iter(rung.change)), asked=rung.key, used=before, status="not_applicable",
-            reason=f"profile {self.profile.name} leaves no difference between it and {before}",
-        )  # fmt: skip
-        return next((s for s in substitutions if s.field in rung.change), same)
+        before, substitutions_before = self.recipe(ladder, key)
+        field = next(iter(rung.change))
+        own = next((s for s in substitutions if s.field == field), None)
+        if recipe == before and own is not None:
+            return own
+        reason = inert_reason(field, before, recipe)
+        if reason is None and recipe != before:
+            return None
+        # Taking away a change that the rung before was refused leaves nothing to measure either.
+        refused = next((s.reason for s in substitutions_before if s.field == field), None)
+        same = f"profile {self.profile.name} leaves no difference between it and {key}"
+        return Substitution(
+            field=field, asked=rung.key, used=key, reason=reason or refused or same, status="not_applicable"
+        )
 
     def weights_for(self, recipe: Recipe) -> dict[str, Any]:
         from speedlab.model import draw_weights

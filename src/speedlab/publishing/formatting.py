@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from speedlab.errors import BadInput, check_choice
@@ -26,6 +27,15 @@ def three_digits(value: float | None) -> str:
         return NOTHING
     size = abs(value)
     return f"{value:.2f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:,.0f}"
+
+
+def significant(value: float | None) -> str:
+    """Three significant digits of a number that may be far below 1, without an exponent: 0.00143, 0.0721, 3.46."""
+    if value is None:
+        return NOTHING
+    if value == 0 or abs(value) >= 1:
+        return three_digits(value)
+    return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
 
 
 def gib(byte_count: float | None) -> str:
@@ -63,6 +73,10 @@ def format_value(key: str, value: Any) -> str:
         return f"{three_digits(value / 1000)} k tokens/s" if value >= 1000 else f"{three_digits(value)} tokens/s"
     if key.endswith("_bytes"):
         return f"{gib(value)} GiB"
+    if key == "energy_j_per_million_tokens":
+        return f"{three_digits(value)} J per million tokens"
+    if key == "tokens_per_joule":
+        return f"{three_digits(value)} tokens/J"
     if key.startswith(("speedup_", "scaling")):
         return f"{three_digits(value)}x"
     if key in ("mfu", "ceiling_fraction"):

@@ -15,7 +15,9 @@ from typing import Any
 from speedlab.ladder import NINE_STEPS, SIX_STEPS
 from speedlab.profile import PROFILES
 from speedlab.publishing import facts, figures
+from speedlab.publishing.attribution_table import attribution_section
 from speedlab.publishing.diagrams import write_diagrams
+from speedlab.publishing.folklore_page import folklore_section
 from speedlab.publishing.tables import Row, by_ladder, compared_and_detail, published_table
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
@@ -47,9 +49,11 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     others = [
         group for group in groups if not (_is_whole(group) and group[0]["ladder"] in (NINE_STEPS.name, SIX_STEPS.name))
     ]
+    writer.fragment("attribution", attribution_section(rows))
     writer.fragment("results_other", "".join(map(_other_section, others)) or "No other records are committed yet.\n")
     writer.fragment("results_run", _run_section(report_rows(_read(run_records)) if run_records else []))
     writer.fragment("published", _published_section())
+    writer.fragment("folklore", folklore_section(committed))
     writer.fragment("environment", facts.machines(committed) or "No records are committed yet.\n")
     writer.paths += write_diagrams(book / FOLDER / "diagrams")
     writer.remove_stale()

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from speedlab.derived_ladders import NOTES
 from speedlab.errors import check_choice
-from speedlab.ladder import LADDERS
+from speedlab.ladder import ladder_with_rungs_of
 from speedlab.profile import PROFILES
 from speedlab.publishing import formatting as form
 from speedlab.records.published import PublishedRow, published_row, published_rows
+from speedlab.records.record import REMARK
 
 FORMATS = ("table", "markdown", "csv", "json")
 
@@ -93,7 +95,11 @@ def render(rows: Iterable[Row], format: str) -> str:
         return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     if format == "csv":
         return machine_csv(rows)
-    tables = [ladder_table(group) for group in by_ladder(rows)]
+    return render_tables((ladder_table(group) for group in by_ladder(rows)), format)
+
+
+def render_tables(tables: Iterable[Table], format: str) -> str:
+    """Tables below each other. format: "table" or "markdown"."""
     if format == "table":
         return "\n".join(table.text() for table in tables)
     return "\n".join(f"**{_markdown_cell(table.title)}**\n\n{table.markdown()}" for table in tables)
@@ -197,8 +203,9 @@ def published_table(ladder: str, *, card: str = "A100", source: str | None = Non
 
 def rung_title(ladder: str, rung: str) -> str:
     """The rung in words; its key where the ladder does not know it."""
-    if ladder in LADDERS and rung in LADDERS[ladder].keys:
-        return LADDERS[ladder].rung(rung).title
+    known = ladder_with_rungs_of(ladder)
+    if known is not None and rung in known.keys:
+        return known.rung(rung).title
     if rung.startswith("data_parallel_"):
         gpus = rung.removeprefix("data_parallel_")
         return f"DistributedDataParallel, {gpus} GPU{'' if gpus == '1' else 's'}"
@@ -218,6 +225,7 @@ def table_notes(rows: list[Row], *, published: bool) -> tuple[str, ...]:
     notes = []
     if not PROFILES[rows[0]["profile"]].publishable:
         notes.append(f"profile {rows[0]['profile']}: {PROFILES[rows[0]['profile']].about}")
+    notes += NOTES.get(rows[0]["ladder"], ())
     substitutions = [values for row in rows if row["status"] == "measured" for values in row["substitutions"]]
     notes += dict.fromkeys(form.substitution(values) for values in substitutions)
     if published:
@@ -256,7 +264,7 @@ def row_note(row: Row) -> str:
     parts = [f"{row['status'].replace('_', ' ')}: {row['reason']}"] if row["status"] != "measured" else []
     # The reasons stand once, below the table.
     parts += [f"{s['field']} {s['used']} instead of {s['asked']}" for s in row["substitutions"]]
-    parts += row["notes"]
+    parts += [note for note in row["notes"] if not note.startswith(REMARK)]
     return " ".join("; ".join(parts).split())
 
 

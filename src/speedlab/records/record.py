@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from speedlab.errors import BadInput
-from speedlab.ladder import CONTRACTS
 from speedlab.profile import PROFILES
 from speedlab.recipe import Recipe
 from speedlab.records import check
 from speedlab.records.check import Check, refuse
+from speedlab.rung import CONTRACTS
 from speedlab.work import model_flops_utilization
 
 SCHEMA = 1  # raised when the fields change
@@ -28,6 +28,8 @@ KERNEL_KINDS = (
     "matmul, Tensor Cores", "matmul, ordinary", *ATTENTION_KINDS, "fused", "normalization", "softmax and loss",
     "element-wise", "reduction", "copy", "optimizer", "communication", "embedding", "other",
 )  # fmt: skip
+# How a note opens that flags nothing: it tells more about the window and casts no doubt on it.
+REMARK = "remark: "
 # Fewer samples give quartiles that one slow step can move.
 FEWEST_GPU_STEPS = 30
 
@@ -59,6 +61,7 @@ CHECKS: dict[str, Check] = {
     "compile_cache": check.optional(check.one_of(("cold", "warm"))),
     "peak_allocated_bytes": check.optional(check.whole(minimum=1)),
     "peak_reserved_bytes": check.optional(check.whole(minimum=1)),
+    "energy_j": check.optional(_positive),
     "losses": check.list_of(check.number()),
     "contract": check.one_of(CONTRACTS),
     "contract_verdict": check.optional(check.one_of(VERDICTS)),
@@ -123,6 +126,8 @@ CHECKS: dict[str, Check] = {
     "commit": check.optional(check.matching(r"[0-9a-f]{7,64}", "a commit hash")),
     "utc": check.utc_time,
 }
+# Fields that came later than schema 1: records without them are as good, and are written back without them.
+LATER = ("energy_j",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +135,10 @@ class Record:
     """One rung measured once on one device. Making one checks every value; `BadInput` names the field that is wrong.
 
     recipe: what ran, or what would have run; contract_recipe: the same with dropout off, for the comparison.
-    step_ms: time of each step in ms, at least 30 on a GPU. losses: of the contract run, in nats, one a step.
-    kernels: [{name, kind, calls, time_us}] of one step. reason: why the status is not "measured".
+    step_ms: time of each step in ms, at least 30 on a GPU. energy_j: joules that the GPUs of all processes took for
+    these steps; None where no counter was read. losses: of the contract run, in nats, one a step. kernels: [{name,
+    kind, calls, time_us}] of one step. notes: flags, and remarks that open with `REMARK`. reason: why the status is not
+    "measured".
     """
 
     session: str
@@ -150,6 +157,7 @@ class Record:
     compile_cache: str | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    energy_j: float | None = None
     losses: list[float] = field(default_factory=list)
     contract: str
     contract_verdict: str | None = None
@@ -241,7 +249,7 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, schema and method first."""
         values = asdict(self)
-        return {name: values[name] for name in CHECKS}
+        return {name: values[name] for name in CHECKS if values[name] is not None or name not in LATER}
 
     @classmethod
     def from_dict(cls, values: Any, *, source: str | None = None) -> Record:
@@ -265,6 +273,6 @@ def _checked_names(values: Any) -> Mapping[str, Any]:
         if name not in known:
             raise BadInput(f"record field {name} is unknown: a record of schema {SCHEMA} holds {', '.join(CHECKS)}")
     for name in CHECKS:
-        if name not in values:
+        if name not in values and name not in LATER:
             raise BadInput(f"record field {name} is missing")
     return values

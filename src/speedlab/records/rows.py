@@ -7,15 +7,12 @@ from itertools import groupby
 from typing import Any
 
 from speedlab.errors import BadInput
-from speedlab.ladder import LADDERS
-from speedlab.recipe import Recipe
+from speedlab.ladder import Ladder, ladder_with_rungs_of
+from speedlab.recipe import Recipe, changes
 from speedlab.records import stats
 from speedlab.records.record import ATTENTION_KINDS, Record
-from speedlab.records.store import reading_order
+from speedlab.records.store import NOT_APPLIED, reading_order
 from speedlab.work import compute_dtype, model_flops_utilization, nominal_flops_per_token
-
-# The change of such a rung was never applied, so the next rung is compared with the one below it.
-NOT_APPLIED = ("unavailable", "not_applicable")
 
 
 def report_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -24,7 +21,8 @@ def report_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     tokens_per_s*: quartiles, over all processes. step_ms*: milliseconds. peak_*: bytes on one GPU. speedup_step: over
     the rung named by `before`; speedup_total: over the first rung; `*_clear` says whether the difference exceeds the
     spread. mfu: share of the data sheet's peak; ceiling_fraction: share of the matmul rate measured in the session,
-    both for the format that ran. scaling: tokens/s over those of `data_parallel_1` of the same session.
+    both for the format that ran. energy_j_per_million_tokens: of the GPUs alone, whatever else the machine takes.
+    scaling: tokens/s over those of `data_parallel_1` of the same session.
     """
     ordered = sorted(records, key=reading_order)
     rows = []
@@ -43,9 +41,11 @@ def record_before(record: Record, group: list[Record]) -> Record | None:
         one = rungs.get("data_parallel_1")
         if one is not None:
             return one if one is not record else None
-    if record.ladder not in LADDERS:
+    ladder = ladder_with_rungs_of(record.ladder)
+    if ladder is None:
         return rungs.get((record.contract_detail or {}).get("before"))
-    ladder = LADDERS[record.ladder]
+    if ladder.name != record.ladder:
+        return _before_when_reordered(record, group, ladder)
     key: str | None = record.rung
     while key in ladder.keys:
         key = ladder.before(key)
@@ -53,6 +53,21 @@ def record_before(record: Record, group: list[Record]) -> Record | None:
         if below is None or below.status not in NOT_APPLIED:
             return below if below is not None and below.status == "measured" else None
     return None
+
+
+def _before_when_reordered(record: Record, group: list[Record], known: Ladder) -> Record | None:
+    """The row that a rung of a reordered ladder stands on, if it is there: nothing else may lie between the two."""
+    if record.rung not in known.keys:
+        return None
+    ordered = sorted((other for other in group if other.rung in known.keys), key=reading_order)
+    below = ordered[: ordered.index(record)]
+    skipped: set[str] = set()
+    while below and below[-1].status in NOT_APPLIED:
+        skipped |= set(known.rung(below.pop().rung).change)
+    if not below or below[-1].status != "measured":
+        return None
+    between = changes(Recipe.from_dict(below[-1].recipe), Recipe.from_dict(record.recipe))
+    return below[-1] if set(between) <= skipped | set(known.rung(record.rung).change) else None
 
 
 def first_record(group: list[Record]) -> Record | None:
@@ -79,6 +94,7 @@ def _row(record: Record, group: list[Record], drift: float) -> dict[str, Any]:
     tokens = stats.tokens_per_s(record) if measured else None
     steps = stats.step_ms(record) if measured else None
     before, first = record_before(record, group), first_record(group)
+    tokens_per_joule = stats.tokens_per_joule(record) if measured else None
     step = stats.speedup(before, record, drift=drift) if measured and before else None
     total = stats.speedup(first, record, drift=drift) if measured and first else None
     return {
@@ -97,6 +113,8 @@ def _row(record: Record, group: list[Record], drift: float) -> dict[str, Any]:
         "tokens_per_step": record.tokens_per_step,
         "peak_allocated_bytes": record.peak_allocated_bytes,
         "peak_reserved_bytes": record.peak_reserved_bytes,
+        "energy_j_per_million_tokens": tokens_per_joule and 1e6 / tokens_per_joule,
+        "tokens_per_joule": tokens_per_joule,
         "compile_s": record.compile_s,
         "compile_cache": record.compile_cache,
         "before": before and before.rung,

@@ -56,6 +56,13 @@ def tokens_per_s(record: Record) -> Quartiles | None:
     return Quartiles(tokens_ms / steps.q3, tokens_ms / steps.median, tokens_ms / steps.q1)
 
 
+def tokens_per_joule(record: Record) -> float | None:
+    """Tokens of the whole window over the joules that its GPUs took; None where no energy was counted."""
+    if not record.energy_j or record.tokens_per_step is None:
+        return None
+    return len(record.step_ms) * record.tokens_per_step / record.energy_j or None
+
+
 def ratio_interval(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, float]:
     """Bootstrap interval (95 %) of median(slow) / median(fast), from medians of samples drawn with replacement.
 

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from speedlab.errors import BadInput
-from speedlab.ladder import LADDERS
+from speedlab.ladder import LADDERS, Ladder, ladder_with_rungs_of
 from speedlab.profile import PROFILES
+from speedlab.recipe import Recipe, changes
 from speedlab.records.record import Record
 
 PACKAGE = Path(__file__).resolve().parents[1]
 REPOSITORY_ROOT = PACKAGE.parents[1]
+# The change of such a rung was never applied, so the next rung is compared with the one below it.
+NOT_APPLIED = ("unavailable", "not_applicable")
 # A record is some tens of kilobytes; what is much larger is something else.
 LARGEST_RECORD_BYTES = 4 * 2**20
 
@@ -153,8 +156,11 @@ def read_records(root: Path) -> list[Record]:
 def reading_order(record: Record) -> tuple[Any, ...]:
     """Sort key: device, ladder as listed, rung as stacked; unknown ladders and rungs come last, by name."""
     ladders = list(LADDERS)
-    rungs = list(LADDERS[record.ladder].keys) if record.ladder in LADDERS else []
-    if record.rung in rungs:
+    known = ladder_with_rungs_of(record.ladder)
+    rungs = list(known.keys) if known else []
+    if known is not None and known.name != record.ladder and record.rung in rungs:
+        place = _place_when_reordered(record, known)
+    elif record.rung in rungs:
         place = float(rungs.index(record.rung))
     elif record.rung.startswith("data_parallel_") and "data_parallel" in rungs:
         # data_parallel_1, _2, _4: in order of ranks, beside the rung they belong to.
@@ -163,6 +169,16 @@ def reading_order(record: Record) -> tuple[Any, ...]:
         place = float(len(rungs))
     ladder_place = ladders.index(record.ladder) if record.ladder in ladders else len(ladders)
     return record.device, ladder_place, record.ladder, place, record.recipe.get("data_parallel", 1), record.rung
+
+
+def _place_when_reordered(record: Record, known: Ladder) -> float:
+    """The order is nowhere written down, but each rung keeps the changes below it: their number is its place.
+
+    A rung whose change could not be made has as many as the one below it, and comes after it.
+    """
+    start = PROFILES[record.profile].recipe(known, known.reference.key)
+    place = len(changes(start, Recipe.from_dict(record.recipe)))
+    return place + (0.5 + 0.01 * known.keys.index(record.rung) if record.status in NOT_APPLIED else 0.0)
 
 
 def source_hash() -> str:

@@ -1,0 +1,121 @@
+"""How experiments look into records: the rungs they need, ratios between them, kernels by name. It judges nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from itertools import groupby
+
+from speedlab.cards import find_card
+from speedlab.folklore.claim import Experiment, Verdict
+from speedlab.ladder import NINE_STEPS
+from speedlab.profile import PROFILES
+from speedlab.records import stats
+from speedlab.records.record import Record
+from speedlab.records.store import reading_order
+
+
+@dataclass(frozen=True)
+class Found:
+    """The measured rungs of one device and ladder, that is, of one session."""
+
+    records: dict[str, Record]
+
+    def __getitem__(self, rung: str) -> Record:
+        return self.records[rung]
+
+    def __contains__(self, rung: str) -> bool:
+        return rung in self.records
+
+    @property
+    def where(self) -> str:
+        """Opens a sentence of evidence: whose figures these are."""
+        record = next(iter(self.records.values()))
+        card = find_card(record.machine["gpu"]) if record.machine["gpu"] else None
+        several = f"{record.machine['gpus']} x " if record.machine["gpus"] > 1 else ""
+        return f"Measured on {several}{card.title if card else record.device} (ladder {record.ladder}):"
+
+    def speedup(self, before: str, after: str) -> stats.Ratio:
+        """Tokens/s of one rung over those of another, with its interval, widened by what drifted."""
+        ratio = stats.speedup(self[before], self[after], drift=stats.drift(self.records.values()))
+        assert ratio is not None, "only measured rungs are here"
+        return ratio
+
+    def step_ms(self, rung: str) -> float:
+        quartiles = stats.step_ms(self[rung])
+        assert quartiles is not None, "only measured rungs are here"
+        return quartiles.median
+
+
+def find(
+    records: Sequence[Record],
+    *rungs: str,
+    ladder: str = NINE_STEPS.name,
+    device: str | None = None,
+    kernels: bool = False,
+    memory: bool = False,
+) -> Found | None:
+    """All measured rungs of the GPU that has these, the one with most rungs where several have them; None: no GPU.
+
+    Toy profiles and CPUs say nothing about speed and are left out. kernels, memory: the rungs must have them.
+    """
+    wanted = [
+        record
+        for record in records
+        if record.ladder == ladder and record.status == "measured" and not record.on_cpu
+        and PROFILES[record.profile].publishable and device in (None, record.device)
+    ]  # fmt: skip
+    groups = []
+    for _, group in groupby(sorted(wanted, key=reading_order), key=lambda record: record.device):
+        found = {record.rung: record for record in group}
+        if all(
+            rung in found
+            and (found[rung].kernels or not kernels)
+            and (found[rung].peak_reserved_bytes is not None or not memory)
+            for rung in rungs
+        ):
+            groups.append(Found(found))
+    return max(groups, key=lambda found: len(found.records)) if groups else None
+
+
+def from_records(
+    *rungs: str,
+    needs: str,
+    ladder: str = NINE_STEPS.name,
+    device: str | None = None,
+    kernels: bool = False,
+    memory: bool = False,
+) -> Callable[[Callable[[Found], Verdict]], Experiment]:
+    """Make a function of found rungs an experiment over records, undecided where a rung is missing."""
+
+    def decorate(function: Callable[[Found], Verdict]) -> Experiment:
+        @wraps(function)
+        def experiment(records: Sequence[Record]) -> Verdict:
+            found = find(records, *rungs, ladder=ladder, device=device, kernels=kernels, memory=memory)
+            return function(found) if found is not None else Verdict(verdict="not_decided", needs=needs)
+
+        return experiment
+
+    return decorate
+
+
+def calls(record: Record, pattern: str) -> float:
+    """Launches per step of the kernels whose name matches."""
+    return sum(kernel["calls"] for kernel in record.kernels if re.search(pattern, kernel["name"]))
+
+
+def kind_calls(record: Record, *kinds: str) -> float:
+    """Launches per step of the kernels of these kinds; of all without one."""
+    return sum(kernel["calls"] for kernel in record.kernels if not kinds or kernel["kind"] in kinds)
+
+
+def kind_ms(record: Record, *kinds: str) -> float:
+    """Milliseconds per step in the kernels of these kinds; in all without one."""
+    return sum(kernel["time_us"] for kernel in record.kernels if not kinds or kernel["kind"] in kinds) / 1e3
+
+
+def name_ms(record: Record, pattern: str) -> float:
+    """Milliseconds per step in the kernels whose name matches."""
+    return sum(kernel["time_us"] for kernel in record.kernels if re.search(pattern, kernel["name"])) / 1e3

@@ -1,0 +1,60 @@
+"""Sizes and rates by formula: weights, attention matrices, number formats. Torch-free; it knows no records."""
+
+from __future__ import annotations
+
+import struct
+
+from speedlab.recipe import Recipe
+from speedlab.work import attention_flops_per_token, matmul_parameters, nominal_flops_per_token
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
+GB = 1e9
+
+# A model of the size that people call 7B, in the shape of this book's models.
+SEVEN_B = Recipe(num_layers=32, embedding_width=4096, num_heads=32, context_length=4096, vocab_size=32_000)
+
+
+def total_parameters(recipe: Recipe) -> int:
+    """All distinct weights: tables, matmuls, biases, norms."""
+    width, rows = recipe.embedding_width, recipe.padded_vocab_size
+    tables = (rows if recipe.output_head == "untied" else 0) * width + recipe.context_length * width
+    biases = width + 4 * width + width + (3 * width if recipe.qkv_bias else 0)  # out, up, down
+    norms = 2 * width
+    return matmul_parameters(recipe) + tables + recipe.num_layers * (biases + 2 * norms) + norms
+
+
+def parameter_tensors(recipe: Recipe) -> int:
+    """How many tensors an optimizer loops over."""
+    projections = 1 if recipe.qkv_projection == "merged" else 3
+    per_layer = projections * (2 if recipe.qkv_bias else 1) + 3 * 2 + 2 * 2  # q, k, v; out, up, down; two norms
+    return recipe.num_layers * per_layer + 2 + 2 + (1 if recipe.output_head == "untied" else 0)
+
+
+def attention_share(recipe: Recipe) -> float:
+    """Share of the nominal FLOPs that the two attention matmuls have."""
+    return attention_flops_per_token(recipe, causal=False) / nominal_flops_per_token(recipe)
+
+
+def matrix_bytes(context_length: int, number_format: str) -> int:
+    """Bytes of one context x context matrix: a mask, or the scores of one head of one sequence."""
+    return context_length**2 * BYTES[number_format]
+
+
+def activation_bytes(recipe: Recipe, number_format: str) -> int:
+    """Bytes of one full-width activation, (B, T, C)."""
+    return recipe.micro_batch * recipe.context_length * recipe.embedding_width * BYTES[number_format]
+
+
+def to_bfloat16(value: float) -> float:
+    """The nearest bfloat16, ties to even; finite values only."""
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0]
+
+
+def lost_above(update: float) -> float:
+    """The smallest power of two such that a bfloat16 weight from there on does not move when `update` is added."""
+    weight = 2.0**-30
+    while to_bfloat16(weight + update) != weight:
+        weight *= 2
+    return weight

@@ -1,0 +1,50 @@
+"""Loss curves of a change that alters the training: before and after over the same text, and the gap between them."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speedlab.measuring.variant import contract_recipe, start_fresh, start_variant
+from speedlab.recipe import Recipe
+from speedlab.training.distributed import Place
+
+# Points that a record keeps of a curve; each is the mean of the steps that it stands for.
+POINTS = 100
+# The end of a curve, over which two of them are compared.
+TAIL = 0.1
+
+
+def training_curve(
+    recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place: Place, *, tokens_seen: int
+) -> dict[str, list[float]]:
+    """Train on `tokens_seen` tokens (at least one step) from `weights`, dropout off, and return the curve.
+
+    {"tokens": tokens seen at each point, "losses": mean loss in nats of the steps up to it}, at most 100 points. Two
+    recipes with the same seed read the same windows of the corpus in the same order, whatever their batch.
+    """
+    start_fresh(place.device)
+    step, batches = start_variant(contract_recipe(recipe), weights, tokens, place)
+    count = max(1, round(tokens_seen / recipe.tokens_per_step))
+    losses = place.mean(torch.stack([step(batches).float() for _ in range(count)])).tolist()
+    size = -(-count // POINTS)  # steps for one point, rounded up
+    ends = [min(count, start + size) for start in range(0, count, size)]
+    return {
+        "tokens": [end * recipe.tokens_per_step for end in ends],
+        "losses": [fmean(losses[start:end]) for start, end in zip([0, *ends], ends, strict=False)],
+    }
+
+
+def gap(before: dict[str, list[float]], after: dict[str, list[float]]) -> float:
+    """Mean loss of `after` minus that of `before` over the last tenth of the tokens that both have seen, in nats."""
+    seen = min(before["tokens"][-1], after["tokens"][-1])
+
+    def tail(curve: dict[str, list[float]]) -> float:
+        points = list(zip(curve["tokens"], curve["losses"], strict=True))
+        inside = [loss for at, loss in points if (1 - TAIL) * seen < at <= seen]
+        return fmean(inside or [min(points, key=lambda point: abs(point[0] - seen))[1]])
+
+    return tail(after) - tail(before)
