@@ -204,7 +204,30 @@ SIX_STEPS = Ladder(
 ALONE = alone(NINE_STEPS)
 REMOVED = removed(NINE_STEPS, top="batch_size")
 
-LADDERS: dict[str, Ladder] = {ladder.name: ladder for ladder in (NINE_STEPS, SIX_STEPS, ALONE, REMOVED)}
+# The ways to train in 16 bits beside each other, not stacked: their speed, memory and loss curves over the same text.
+PRECISIONS = Ladder(
+    name="precisions",
+    title="Number formats side by side",
+    start=NINE_STEPS.recipe_at("merged_qkv").but(precision="float32"),
+    rungs=(
+        Rung(
+            key="baseline", title="float32 weights, TF32 matmuls", contract="reference",
+            expectation="the loss curve that the others are held against",
+        ),
+        *(
+            Rung(key=precision, title=title, change={"precision": precision}, contract="training", stacked=False,
+                 expectation=expectation)
+            for precision, title, expectation in (
+                ("bfloat16", "Pure bfloat16", "fewest bytes; small updates of the weights are rounded away"),
+                ("bfloat16_master", "bfloat16 with float32 masters", "the same step, and updates that are kept"),
+                ("bfloat16_autocast", "bfloat16 autocast", "float32 weights, cast anew for each matmul"),
+                ("float16_autocast", "float16 autocast and scaler", "finer steps than bfloat16, and a smaller range"),
+            )
+        ),
+    ),
+)  # fmt: skip
+
+LADDERS: dict[str, Ladder] = {ladder.name: ladder for ladder in (NINE_STEPS, SIX_STEPS, ALONE, REMOVED, PRECISIONS)}
 
 
 def get_ladder(name: str) -> Ladder:

@@ -17,7 +17,7 @@ from speedlab.profile import PROFILES, check_steps, get_profile
 from speedlab.publishing import chapter_words as words
 from speedlab.publishing.executed import RESULT_MIME
 from speedlab.publishing.facts import device_title
-from speedlab.publishing.figures_of_records import kernel_kinds, loss_curves
+from speedlab.publishing.figures_of_records import kernel_kinds, loss_curves, training_curves
 from speedlab.publishing.plotting import alt_text, svg_text
 from speedlab.publishing.tables import compared_and_detail
 from speedlab.records.record import Record
@@ -105,7 +105,8 @@ class Chapter:
             _markdown("\n\n".join(words.contract_sentence(record) for record in own))
             drawn = [record for record in own if (record.contract_detail or {}).get("losses_before")]
             if drawn:
-                _svg(loss_curves(drawn[-1]))
+                last = drawn[-1]
+                _svg(training_curves(last) if "curve" in last.contract_detail else loss_curves(last))
 
     def show_other_cards(self) -> None:
         """What becomes of this change on other cards."""

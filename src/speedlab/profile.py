@@ -21,6 +21,7 @@ class Profile:
     warmup_steps: int  # after the first step, which holds compilation and is reported apart
     steps: int  # timed
     contract_steps: int  # compared between a rung and the one before it, dropout off
+    curve_tokens: int  # over which a rung that alters the training is compared by its loss curve
     corpus_bytes: int | None  # how much of the corpus is read, None for all
     tokenizer_ranks: int | None = None  # size of the vocabulary without end-of-text, None for all of GPT-2's
     publishable: bool = True
@@ -38,6 +39,7 @@ FULL = Profile(
     warmup_steps=5,
     steps=30,
     contract_steps=10,
+    curve_tokens=300 * 8 * 1024,
     corpus_bytes=None,
 )
 
@@ -49,6 +51,7 @@ T4 = Profile(
     warmup_steps=3,
     steps=30,
     contract_steps=5,
+    curve_tokens=300 * 2 * 1024,
     corpus_bytes=None,
 )
 
@@ -65,6 +68,7 @@ SMOKE = Profile(
     warmup_steps=3,
     steps=9,
     contract_steps=3,
+    curve_tokens=20 * 4 * 64,
     corpus_bytes=400_000,
     tokenizer_ranks=1_000,
     publishable=False,

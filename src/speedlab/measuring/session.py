@@ -87,6 +87,7 @@ class Session(Workbench):
                 Event(kind="row", rung=rung.key, text=record.reason or "measured", done=done + 1, total=len(rungs))
             )
         self._time_first_again(ladder, records)
+        self._add_curves(ladder, records)
         self._profile_all(records)
         return records
 
@@ -204,6 +205,28 @@ class Session(Workbench):
             return measure_variant(recipe, weights, self.tokens.tokens, plan, self.place, kernels=False).step_ms
 
         self._add(records, index, "drift_step_ms", drift_step_ms, what="timing again for drift")
+
+    def _add_curves(self, ladder: Ladder, records: list[Record]) -> None:
+        """Add to each rung that alters the training its loss curve over the same text as that of the rung before."""
+        from speedlab.measuring.curves import gap, training_curve
+
+        def curve(recipe: Recipe) -> dict[str, list[float]]:
+            return training_curve(
+                recipe, self.weights_for(recipe), self.tokens.tokens, self.place, tokens_seen=self.profile.curve_tokens
+            )
+
+        for index, record in enumerate(records):
+            detail = record.contract_detail or {}
+            alone = record.recipe["data_parallel"] == 1
+            if record.contract != "training" or record.status != "measured" or not detail.get("before") or not alone:
+                continue
+            before = self.recipe(ladder, detail["before"])[0]
+
+            def with_curves(recipe: Recipe, before: Recipe = before, detail: dict[str, Any] = detail) -> dict[str, Any]:
+                one, two = curve(before), curve(recipe)
+                return detail | {"curve_before": one, "curve": two, "gap": gap(one, two)}
+
+            self._add(records, index, "contract_detail", with_curves, what="loss curves")
 
     @property
     def profile_at_once(self) -> bool:

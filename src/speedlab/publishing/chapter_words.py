@@ -160,8 +160,14 @@ def contract_sentence(record: Record) -> str:
     if record.contract_verdict is None:
         return f"{title}: not compared ({record.reason})."
     if record.contract_verdict in ("reference", "differs"):
-        note = detail.get("note") or "the start that the others are compared with"
-        return f"{title}: {note}."
+        words = f"{title}: {detail.get('note') or 'the start that the others are compared with'}."
+        if "gap" in detail:
+            seen, before = detail["curve"]["tokens"][-1], _title(detail["before"])
+            words += (
+                f" After {seen:,} tokens of the same text its loss stands {detail['gap']:+.3f} nats from that of "
+                f"*{before}* (mean over the last tenth)."
+            )
+        return words
     if record.contract_verdict == "failed":
         return f"{title}: **failed**. {detail.get('note')}."
     before, steps = _title(detail["before"]), len(record.losses)

@@ -104,6 +104,28 @@ def loss_curves(record: Record, *, before_title: str | None = None) -> Figure:
     return figure
 
 
+def training_curves(record: Record) -> Figure:
+    """Loss over tokens seen, of a rung that alters the training and of the rung before it."""
+    detail = record.contract_detail or {}
+    if "curve" not in detail:
+        raise BadInput(f"{record.ladder}/{record.rung} has no loss curves: its contract is {record.contract}")
+    name = rung_title(record.ladder, detail["before"])
+    curves = ((detail["curve_before"], name, PUBLISHED, 3.5), (detail["curve"], _name(record), AFTER, 1.3))
+    with styled():
+        figure, (axis,) = new_chart(
+            6,
+            title="Loss over the same text",
+            alt=f"Loss over tokens seen: {name} ends at {curves[0][0]['losses'][-1]:.3f} nats, {_name(record)} at "
+            f"{curves[1][0]['losses'][-1]:.3f}; the gap over the last tenth is {detail['gap']:+.3f}.",
+        )
+        for curve, label, colour, width in curves:
+            axis.plot([n / 1e6 for n in curve["tokens"]], curve["losses"], color=colour, linewidth=width, label=label)
+        axis.set_xlabel("million tokens seen")
+        axis.set_ylabel("loss in nats")
+        axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
 def _loss_words(record: Record, before: list[float], name: str, tolerance: float | None) -> str:
     first, last = record.losses[0], record.losses[-1]
     words = (
