@@ -269,7 +269,7 @@ def test_reproduce_lists_and_plans_without_writing(
     assert cli.run(["reproduce", "--dry-run", "--only", "2"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "01_a  not asked for\n02_b  run\n"
-    assert "1 of 2 chapters to run with profile smoke, about 1 minutes" in shown.err
+    assert "1 of 2 chapters to run with profile smoke, about 1 min" in shown.err
     assert not (root / "runs").exists()
     assert cli.run(["reproduce", "--only", "7"]) == 2
 

@@ -160,3 +160,9 @@ def test_an_absurdly_large_number_is_refused_not_a_crash():
 def test_schema_and_kinds_are_what_the_tables_expect():
     assert SCHEMA == 1
     assert len(set(KERNEL_KINDS)) == len(KERNEL_KINDS)
+
+
+def test_a_passed_contract_whose_losses_differ_too_much_is_impossible():
+    detail = {"before": "baseline", "losses_before": [1.0], "tolerance": 0.01, "largest_difference": 0.02, "note": None}
+    with pytest.raises(BadInput, match="contract_verdict"):
+        make_record(contract="rounding", contract_verdict="passed", contract_detail=detail)

@@ -14,10 +14,11 @@ import nbformat
 import pytest
 from toy_chapters import toy_source, write_toys
 
-from speedlab.errors import BadInput, NotAvailable
+from speedlab.errors import BadInput, NotAvailable, SpeedLabError
 from speedlab.publishing import execute, reproduce
 from speedlab.publishing.execute import Limits
-from speedlab.publishing.run_folder import Chapter, Run, continued, newest_complete, runs_newest_first
+from speedlab.publishing.reproduce import check_profile
+from speedlab.publishing.run_folder import Chapter, Run, continued, held, newest_complete, runs_newest_first
 
 MACHINE = {"machine_id": "0123456789ab", "torch": "2.13.0", "python": "3.11.7"}
 
@@ -301,3 +302,18 @@ def test_the_estimate_uses_an_earlier_run_of_this_machine(tmp_path: Path) -> Non
     assert reproduce.estimated_minutes(new, ["01_a", "02_b"]) == 2
     Run(folder=tmp_path / "old", chapters=chapters, **values).write()
     assert reproduce.estimated_minutes(new, ["01_a", "02_b"]) == 11
+
+
+def test_a_second_process_in_the_same_run_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    with held(folder), pytest.raises(SpeedLabError, match=r"being executed by another process.*--fresh"), held(folder):
+        pass
+    with held(folder):  # free again
+        pass
+
+
+def test_a_profile_that_needs_a_gpu_is_refused_before_a_kernel_starts() -> None:
+    check_profile("smoke", {"gpu": None})
+    check_profile("full", {"gpu": "NVIDIA H200"})
+    with pytest.raises(NotAvailable, match=r"profile full needs a GPU.*smoke or auto"):
+        check_profile("full", {"gpu": None})

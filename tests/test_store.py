@@ -243,3 +243,23 @@ def test_the_commit_is_said_only_when_it_holds_the_source_that_ran(tmp_path, mon
     monkeypatch.setenv("SPEEDLAB_COMMIT", "main")
     with pytest.raises(BadInput, match="SPEEDLAB_COMMIT is 'main'"):
         store.current_commit()
+
+
+def test_a_record_at_another_depth_is_named_and_a_summary_is_not(tmp_path):
+    path = store.write_record(tmp_path, make_record())
+    (tmp_path / "nvidia-h200").mkdir(exist_ok=True)
+    (tmp_path / "nvidia-h200" / store.SUMMARIES[0]).write_text("{}")
+    assert len(store.read_records(tmp_path)) == 1
+    deeper = path.parent / "sub" / path.name
+    deeper.parent.mkdir()
+    path.rename(deeper)
+    with pytest.raises(BadInput, match=r"does not lie at <device>/<ladder>/<rung>\.json"):
+        store.read_records(tmp_path)
+
+
+def test_an_unwritable_folder_is_found_before_anything_is_measured(tmp_path):
+    store.check_writable(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot write"):
+        store.check_writable(tmp_path / "file")

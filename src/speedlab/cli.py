@@ -211,10 +211,12 @@ def reproduce(
     check_choice("profile", profile, ("auto", *PROFILES))
     batch.select_chapters(list(batch.find_chapters(notebooks)), only)
     found = batch.probe_machine()
+    profile = found["profile"] if profile == "auto" else profile
+    batch.check_profile(profile, found["machine"])
     planned = batch.plan(
         notebooks=notebooks,
         runs=root / "runs",
-        profile=found["profile"] if profile == "auto" else profile,
+        profile=profile,
         machine={name: found["machine"][name] for name in ("machine_id", "torch", "python")},
         kernel=kernel,
         fresh=fresh,
@@ -222,7 +224,7 @@ def reproduce(
     names = batch.to_run(planned, only)
     minutes = batch.estimated_minutes(planned, names)
     count = f"{len(names)} of {len(planned.chapters)} chapters to run with profile {planned.profile}"
-    print(f"{count}, about {minutes} minutes, in {planned.folder}", file=sys.stderr)
+    print(f"{count}, about {minutes} min, in {planned.folder}", file=sys.stderr)
     if dry_run:
         print("\n".join(f"{chapter.chapter}  {_intention(chapter, names)}" for chapter in planned.chapters))
         return

@@ -90,8 +90,13 @@ def get_profile(name: str, *, gpu_memory_bytes: int | None = None) -> Profile:
     return FULL if gpu_memory_bytes >= 30 * 2**30 else T4
 
 
+MOST_STEPS = 100_000  # more would be a slip of the finger: hours for each rung
+
+
 def check_steps(steps: int) -> int:
-    """`steps` as given (0: what the profile says), refused unless it is a whole number of at least 0."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise BadInput(f"steps is {steps!r}: it must be a whole number, 0 for what the profile says")
+    """`steps` as given (0: what the profile says), refused unless it is a whole number that can be meant."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= MOST_STEPS:
+        raise BadInput(
+            f"steps is {steps!r}: it must be a whole number up to {MOST_STEPS:,}, 0 for what the profile says"
+        )
     return steps

@@ -19,7 +19,7 @@ from speedlab.measuring.workbench import Workbench
 from speedlab.profile import Profile, get_profile
 from speedlab.recipe import Recipe
 from speedlab.records.record import Record
-from speedlab.records.store import check_session, write_record, write_text_atomic
+from speedlab.records.store import check_session, check_writable, write_record, write_text_atomic
 
 
 def run_ladder(
@@ -73,6 +73,7 @@ class Session(Workbench):
         from speedlab.measuring.ceiling import measure_ceilings
 
         if self.out is not None:
+            check_writable(self.out)
             check_session(self.out, self.device_slug, ladder.name, self.id)
         self.report(Event(kind="note", text="measuring this machine's matmul rates and copy bandwidth"))
         self._ceilings = self._ceilings or measure_ceilings(self.machine)

@@ -77,7 +77,7 @@ def _problems_of_page(run: Run, chapter: str, source: Path) -> list[str]:
     except FileNotFoundError:
         noted = [noted for noted in run.chapters if noted.chapter == chapter]
         return [f"not executed ({noted[0].reason or noted[0].status})" if noted else "not part of the run"]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, AttributeError, KeyError, nbformat.ValidationError) as error:
         return [f"its notebook cannot be read ({str(error).splitlines()[0][:100]})"]
     problems = problems_of(notebook, chapter, run=run.folder, asked=run.parameters)
     if _code(notebook) != _code(read_source(source)):

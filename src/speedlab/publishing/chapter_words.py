@@ -156,7 +156,7 @@ def break_even(row: dict[str, Any], before: dict[str, Any]) -> str:
 
 def contract_sentence(record: Record) -> str:
     """The verdict of one record's contract in words."""
-    title, detail = f"*{_title(record.rung)}*", record.contract_detail or {}
+    title, detail = f"*{_title(record.rung)}* on {device_title(record.device)}", record.contract_detail or {}
     if record.contract_verdict is None:
         return f"{title}: not compared ({record.reason})."
     if record.contract_verdict in ("reference", "differs"):
@@ -203,7 +203,7 @@ def lesson(row: dict[str, Any], before: dict[str, Any] | None) -> str:
 def cards_table(rungs: Sequence[Rung]) -> str:
     """What becomes of each rung on common cards, by the rules that the program itself follows."""
     machines = [(card.title, _machine(card.slug)) for card in CARDS if card.slug in COMMON_CARDS]
-    machines.append(("CPU", Capabilities(device_type="cpu", cores=8)))
+    machines.append(("CPU", Capabilities(device_type="cpu", cores=2)))
     cells = []
     for rung in rungs:
         for title, machine in machines:
@@ -220,7 +220,7 @@ def cards_table(rungs: Sequence[Rung]) -> str:
 def _machine(slug: str) -> Capabilities:
     card = next(card for card in CARDS if card.slug == slug)
     return Capabilities(
-        device_type="cuda", capability=card.capability, gpu_name=card.title, gpus=1, cores=8,
+        device_type="cuda", capability=card.capability, gpu_name=card.title, gpus=8, cores=8,
         gpu_memory_bytes=int(card.memory_gib * 2**30), multiprocessors=MULTIPROCESSORS[slug],
     )  # fmt: skip
 

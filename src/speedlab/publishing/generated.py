@@ -189,7 +189,7 @@ def _run_section(rows: list[Row]) -> str:
     """The rows of the run that the chapters of this build come from."""
     if not rows:
         return "The chapters of this build show committed records; their run measured nothing that is kept.\n"
-    parts = []
+    parts = ["Each chapter is a process of its own: compare rows inside a chapter, not across this table.\n\n"]
     for group in by_ladder(rows):
         profile = PROFILES[group[0]["profile"]]
         toy = "" if profile.publishable else f" This is the *{profile.name}* profile: {profile.about}."

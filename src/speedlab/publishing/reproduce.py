@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speedlab.errors import BadInput, SpeedLabError, check_choice
+from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
+from speedlab.profile import PROFILES
 from speedlab.publishing.execute import (
     DEFAULT_KERNEL,
     Limits,
@@ -25,7 +26,7 @@ from speedlab.publishing.execute import (
     convert,
     run_chapter,
 )
-from speedlab.publishing.run_folder import Chapter, Run, continued, new_run_folder, runs_newest_first, utc_now
+from speedlab.publishing.run_folder import Chapter, Run, continued, held, new_run_folder, runs_newest_first, utc_now
 from speedlab.records.store import source_hash
 
 # What a chapter takes where nobody has run one yet, in seconds, for the estimate that is shown first.
@@ -109,17 +110,23 @@ def reproduce(
         for name in names:
             convert(sources[name], converted[name])
             check_parameters(converted[name], run.parameters)
-        for done, name in enumerate(names):
-            listener(f"{name} ...", done, len(names))
-            chapter = run.chapter(name)
-            chapter.source_sha256 = _sha256(sources[name])
-            run_chapter(run, chapter, converted[name], limits or Limits())
-            seconds = f"{chapter.seconds:.0f} s"
-            listener(f"{name} {chapter.status} in {seconds}" + (f": {chapter.reason}" if chapter.reason else ""),
-                     done + 1, len(names))  # fmt: skip
-    run.finished_utc = utc_now()
-    run.write()
+        with held(run.folder):
+            for done, name in enumerate(names):
+                listener(f"{name} ...", done, len(names))
+                chapter = run.chapter(name)
+                chapter.source_sha256 = _sha256(sources[name])
+                run_chapter(run, chapter, converted[name], limits or Limits())
+                words = f"{name} {chapter.status} in {chapter.seconds:.0f} s"
+                listener(words + (f": {chapter.reason}" if chapter.reason else ""), done + 1, len(names))
+            run.finished_utc = utc_now()
+            run.write()
     return run
+
+
+def check_profile(profile: str, machine: dict[str, Any]) -> None:
+    """Refuse a profile that times a GPU where there is none, before a kernel is started for each chapter."""
+    if PROFILES[profile].publishable and machine["gpu"] is None:
+        raise NotAvailable(f"profile {profile} needs a GPU, and there is none here: choose smoke or auto")
 
 
 def summary_table(run: Run) -> str:

@@ -6,14 +6,17 @@ of how a chapter is executed.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from speedlab.errors import BadInput, NotAvailable, check_choice
+from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
 from speedlab.records.store import write_text_atomic
 
 SUMMARY = "summary.json"
@@ -112,6 +115,20 @@ def runs_newest_first(runs: Path) -> list[Run]:
         except BadInput:
             continue  # asked for by name it would be an error; here it only cannot be chosen
     return sorted(found, key=lambda run: (run.started_utc, run.folder.name), reverse=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder; two that wrote one summary would lose each other's work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpeedLabError(
+                f"run {folder.name} is being executed by another process: wait for it, or start your own with --fresh"
+            ) from None
+        yield
 
 
 def continued(wanted: Run, runs: Path) -> Run:

@@ -167,7 +167,7 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
 
 # What most readers compare fits the width of a page; the rest of each row follows in a second table.
 COMPARED = (
-    "rung", "tokens/s", "ms/step", "GiB reserved", "this step", "so far", "published tokens/s", "published GiB",
+    "rung", "tokens/s", "ms/step", "GiB reserved", "this step", "so far", "published tokens/s",
 )  # fmt: skip
 
 

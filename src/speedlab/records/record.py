@@ -209,6 +209,12 @@ class Record:
                 raise refuse("tokens_per_step", None, "given when the status is measured")
         elif self.reason is None:
             raise refuse("reason", None, f"given when the status is {self.status}")
+        detail = self.contract_detail or {}
+        difference, tolerance = detail.get("largest_difference"), detail.get("tolerance")
+        if self.contract_verdict == "passed" and None not in (difference, tolerance) and difference > tolerance:
+            raise refuse(
+                "contract_verdict", "passed", f"failed: the losses differ by {difference}, {tolerance} is allowed"
+            )
         if (self.contract_verdict == "failed") != (self.status == "contract_failed"):
             raise refuse(
                 "contract_verdict", self.contract_verdict,

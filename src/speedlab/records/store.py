@@ -23,6 +23,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 REPOSITORY_ROOT = PACKAGE.parents[1]
 # The change of such a rung was never applied, so the next rung is compared with the one below it.
 NOT_APPLIED = ("unavailable", "not_applicable")
+# What a batch run on a device did, beside the ladders of that device.
+SUMMARIES = ("reproduction.json", "summary.json")
 # A record is some tens of kilobytes; what is much larger is something else.
 LARGEST_RECORD_BYTES = 4 * 2**20
 
@@ -76,6 +78,13 @@ def write_record(root: Path, record: Record) -> Path:
     check_session(root, record.device, record.ladder, record.session)
     write_text_atomic(path, record_text(record))
     return path
+
+
+def check_writable(root: Path) -> None:
+    """Raise `BadInput` unless a file can be made in this folder: worth asking before an hour of measuring."""
+    probe = Path(root) / ".writable"
+    write_text_atomic(probe, "")
+    probe.unlink(missing_ok=True)
 
 
 def check_session(root: Path, device: str, ladder: str, session: str) -> None:
@@ -138,6 +147,7 @@ def read_records(root: Path) -> list[Record]:
     root = Path(root)
     if not root.is_dir():
         raise BadInput(f"no folder of records at {root}: give the folder that holds <device>/<ladder>/<rung>.json")
+    _refuse_misplaced(root)
     records: list[Record] = []
     for folder in (ladder for device in _subfolders(root) for ladder in _subfolders(device)):
         group = [(path, read_record(path)) for path in _record_files(folder)]
@@ -151,6 +161,14 @@ def read_records(root: Path) -> list[Record]:
             _refuse_mixture(group[0], (path, record))
         records.extend(record for _, record in group)
     return sorted(records, key=reading_order)
+
+
+def _refuse_misplaced(root: Path) -> None:
+    """A record at another depth would vanish from every table without a word; a batch run's summary may lie there."""
+    for path in sorted(root.rglob("*.json")):
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+        if len(path.relative_to(root).parts) != 3 and path.name not in SUMMARIES and not hidden:
+            raise BadInput(f"{path} does not lie at <device>/<ladder>/<rung>.json below {root}: move it there or away")
 
 
 def reading_order(record: Record) -> tuple[Any, ...]:
