@@ -44,7 +44,7 @@ def launched(tmp_path_factory):
         patch.setenv("SPEEDLAB_CACHE", str(folder / "cache"))
         patch.setattr(processes, "launch", launch_worker)
         plan = Plan(contract_steps=3, warmup_steps=1, steps=4)
-        measured = processes.measure_in_processes(recipe, plan, corpus=str(corpus), profile="smoke", timeout_s=280)
+        measured = processes.measure_in_processes(recipe, plan, corpus=str(corpus), profile="smoke", timeout_s=120)
     assert (folder / "answer-0.json").is_file(), errors
     answers = [json.loads((folder / f"answer-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
     pids = [int((folder / f"process-{rank}.txt").read_text()) for rank in range(WORLD_SIZE)]

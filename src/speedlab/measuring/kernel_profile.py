@@ -110,7 +110,7 @@ def profile_rung(
         step, batches = start_variant(recipe, bench.weights_for(recipe), bench.tokens.tokens, bench.place)
         for _ in range(1 + profile_.warmup_steps):
             step(batches)
-        # Before the profiler, which slows every later launch of this process on CUDA.
+        # Before the profiler: on CUDA a process seems to launch more slowly once it has profiled.
         report(Event(kind="note", rung=rung, text="timing its loader"))
         step_ms = median(time_steps(step, batches, device, TIMED_STEPS))
         wait_ms = loader_wait_ms(step, batches, device, TIMED_STEPS)

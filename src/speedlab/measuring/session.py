@@ -231,7 +231,7 @@ class Session(Workbench):
 
     @property
     def profile_at_once(self) -> bool:
-        """On CUDA, kernels are looked at after everything has been timed: the profiler slows later launches."""
+        """On CUDA, kernels are looked at after everything has been timed: profiling may slow later launches."""
         return self.device.type == "cpu"
 
     def _profile_all(self, records: list[Record]) -> None:

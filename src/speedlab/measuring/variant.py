@@ -71,8 +71,8 @@ def measure_variant(
     weights: canonical weights. tokens: token ids of the corpus. Every variant starts with an empty compiler state,
     otherwise the second batch size would be compiled with symbolic shapes, another kernel than the row says. Called
     by every process of a group, it gives each its own times and memory, and all of them the mean losses. kernels:
-    profile two steps after the window; on CUDA the profiler slows every later launch of the process, so a session
-    that has more to time calls `profile_variant` when it is done.
+    profile two steps after the window; our runs suggest that on CUDA a process launches more slowly once it has
+    profiled, so a session that has more to time calls `profile_variant` when it is done.
     """
     device = place.device
     first_step_s: list[float] = []
