@@ -175,7 +175,7 @@ def made_up(monkeypatch):
 
 def session(corpus, **options):
     made = Session(SMOKE, MACHINE, corpus=corpus, **options)
-    made._ceilings = {"matmul_flops_per_s": {"float32": 1e11}, "copy_bytes_per_s": 1e10, "utc": "2026-11-29T12:00:00Z"}
+    made.ceilings = {"matmul_flops_per_s": {"float32": 1e11}, "copy_bytes_per_s": 1e10, "utc": "2026-11-29T12:00:00Z"}
     return made
 
 
@@ -293,7 +293,7 @@ def test_recompilations_are_a_note_on_the_row(made_up, corpus, monkeypatch):
 def test_rungs_of_the_compiler_say_why_they_are_missing(made_up, corpus):
     machine = replace(MACHINE, compiler_problem="torch.compile needs a C++ compiler")
     made = Session(SMOKE, machine, corpus=corpus)
-    made._ceilings = session(corpus)._ceilings
+    made.ceilings = session(corpus).ceilings
     found = rows(made, SIX_STEPS.keys, SIX_STEPS)
     for key in ("torch_compile", "torch_compile_max_autotune"):
         assert found[key].status == "unavailable" and "C++ compiler" in found[key].reason

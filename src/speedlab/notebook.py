@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from speedlab.errors import check_choice
 from speedlab.ladder import NINE_STEPS, Rung, before_and_after, chapters
 from speedlab.profile import PROFILES, check_steps, get_profile
 from speedlab.publishing import chapter_words as words
-from speedlab.publishing.executed import RESULT_MIME
+from speedlab.publishing.display import clear_progress, show_markdown, show_result, show_svg
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.figures_of_records import kernel_kinds, loss_curves, training_curves
-from speedlab.publishing.plotting import alt_text, svg_text
 from speedlab.publishing.tables import compared_and_detail
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
@@ -53,21 +50,21 @@ class Chapter:
 
     def show_change(self) -> None:
         """What the chapter changes, promises and expects, from the ladder."""
-        _markdown(words.change_table(self.rungs))
+        show_markdown(words.change_table(self.rungs))
 
     def show_prediction(self) -> None:
         """The step time by counting, as it was stored before each recorded run; made now where a GPU measures now."""
         for device, records in self.recorded.items():
             if any(record.predicted for record in records):
-                _markdown(
+                show_markdown(
                     f"Counted before the recorded run on {device_title(device)}:\n\n" + words.prediction_table(records)
                 )
         if not any(record.predicted for records in self.recorded.values() for record in records):
-            _markdown("No recorded prediction yet: it is made from the rates of a GPU, before that GPU is timed.")
+            show_markdown("No recorded prediction yet: it is made from the rates of a GPU, before that GPU is timed.")
 
     def show_code(self, *things: Any) -> None:
         """The source of classes or functions of the package, or of a table in a module as (module, "NAME")."""
-        _markdown("\n".join(words.source_block(thing) for thing in things))
+        show_markdown("\n".join(words.source_block(thing) for thing in things))
 
     def measure(self) -> None:
         """Check and time the rungs of this chapter here, unless only records are wanted, and show all rows."""
@@ -76,7 +73,7 @@ class Chapter:
         for device, records in self.recorded.items():
             self._show_rows(records, f"**Recorded** on {device_title(device)}")
         if not self.recorded:
-            _markdown("No records are committed yet for these rungs.")
+            show_markdown("No records are committed yet for these rungs.")
         if self.live:
             self._show_rows(self.live, f"**Here and now**, {self._live_label()}")
 
@@ -86,31 +83,31 @@ class Chapter:
             seen = [record for record in records if record.kernels]
             if not seen:
                 continue
-            _markdown("\n\n".join(words.evidence_sentence(record) for record in seen))
-            _markdown("\n\n".join(words.kernel_total(record) for record in seen))
+            show_markdown("\n\n".join(words.evidence_sentence(record) for record in seen))
+            show_markdown("\n\n".join(words.kernel_total(record) for record in seen))
             if len(seen) > 1:
-                _svg(kernel_kinds(seen[0], seen[-1]))
-            _markdown(words.kernel_kind_table(seen) + "\n" + words.longest_kernels(seen[-1]))
+                show_svg(kernel_kinds(seen[0], seen[-1]))
+            show_markdown(words.kernel_kind_table(seen) + "\n" + words.longest_kernels(seen[-1]))
 
     def show_break_even(self) -> None:
         """After how many steps the compile time of the last rung is earned back."""
         for records in self._sets():
             before, *_, after = report_rows(records)
-            _markdown(words.break_even(after, before))
+            show_markdown(words.break_even(after, before))
 
     def show_contract(self) -> None:
         """Whether it is still the same training: verdicts, and the losses of the last rung over those before it."""
         for records in self._sets():
             own = records[1:]  # the first one is the start that the chapter compares with
-            _markdown("\n\n".join(words.contract_sentence(record) for record in own))
+            show_markdown("\n\n".join(words.contract_sentence(record) for record in own))
             drawn = [record for record in own if (record.contract_detail or {}).get("losses_before")]
             if drawn:
                 last = drawn[-1]
-                _svg(training_curves(last) if "curve" in last.contract_detail else loss_curves(last))
+                show_svg(training_curves(last) if "curve" in last.contract_detail else loss_curves(last))
 
     def show_other_cards(self) -> None:
         """What becomes of this change on other cards."""
-        _markdown(words.cards_table(self.rungs))
+        show_markdown(words.cards_table(self.rungs))
 
     def show_lesson(self) -> None:
         """What the numbers say, in sentences that the numbers write."""
@@ -119,15 +116,13 @@ class Chapter:
             sentences = [
                 words.lesson(rows[record.rung], rows.get(rows[record.rung]["before"])) for record in records[1:]
             ]
-            _markdown("\n\n".join(sentences))
+            show_markdown("\n\n".join(sentences))
         if not any(True for _ in self._sets(toys=False)):
-            _markdown("Nothing recorded yet, and the toy run above says nothing about speed.")
+            show_markdown("Nothing recorded yet, and the toy run above says nothing about speed.")
 
     def finish(self) -> None:
         """Emit the chapter's result, which the batch runner and the book look for."""
-        from IPython.display import display
-
-        run = _run_folder()
+        run = run_folder()
         paths = [] if run is None else [_stored(run, record).relative_to(run).as_posix() for record in self.live]
         failed = [record.rung for record in self.live if record.status in ("error", "contract_failed")]
         result = {
@@ -140,7 +135,7 @@ class Chapter:
             "records": paths,
         }
         text = f"{self.stem}: {result['status']}" + (f" ({', '.join(failed)})" if failed else "")
-        display({RESULT_MIME: result, "text/plain": text}, raw=True)
+        show_result(result, text)
 
     def _measure(self) -> None:
         from speedlab.measuring.events import Event
@@ -157,14 +152,14 @@ class Chapter:
         # Where the rung below is not to be had on this machine, the comparison starts from the nearest that is.
         start = self._session.before(NINE_STEPS, self.keys[1]) or self.keys[0]
         self.live = self._session.measure(NINE_STEPS, [NINE_STEPS.rung(start), *self.rungs])
-        run = _run_folder() or _own_run_folder(profile.name)
+        run = run_folder() or own_run_folder(profile.name)
         for record in self.live:
             _store(run, record, own=record in self.live[1:])
-        _clear_progress()
+        clear_progress()
 
     def _show_rows(self, records: Sequence[Record], label: str) -> None:
         compared, detail = compared_and_detail(report_rows(records))
-        _markdown(f"{label}:\n\n{compared.markdown()}\nThe same rows, in detail:\n\n{detail.markdown()}")
+        show_markdown(f"{label}:\n\n{compared.markdown()}\nThe same rows, in detail:\n\n{detail.markdown()}")
 
     def _live_label(self) -> str:
         profile = self._session.profile
@@ -191,13 +186,13 @@ def _recorded(keys: Sequence[str]) -> dict[str, list[Record]]:
     return found
 
 
-def _run_folder() -> Path | None:
+def run_folder() -> Path | None:
     """The folder of the batch run that this kernel belongs to, as the runner says."""
     given = os.environ.get("SPEEDLAB_RUN")
     return Path(given) if given else None
 
 
-def _own_run_folder(profile: str) -> Path:
+def own_run_folder(profile: str) -> Path:
     """A new folder below ./runs for a chapter that somebody runs by hand."""
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{profile}"
 
@@ -211,24 +206,3 @@ def _store(run: Path, record: Record, *, own: bool) -> None:
     """Write a record. The rung that a chapter starts from belongs to the chapter before and is kept if it is there."""
     if own or not _stored(run, record).is_file():
         write_record(run / "records", record)
-
-
-def _markdown(text: str) -> None:
-    from IPython.display import Markdown, display
-
-    display(Markdown(text))
-
-
-def _svg(figure: Any) -> None:
-    from IPython.display import HTML, display
-
-    # An image of its own: the alternative text reaches every page, and no two figures share element names.
-    picture = b64encode(svg_text(figure).encode()).decode()
-    alt = escape(alt_text(figure), quote=True)
-    display(HTML(f'<img alt="{alt}" style="max-width: 100%" src="data:image/svg+xml;base64,{picture}">'))
-
-
-def _clear_progress() -> None:
-    from IPython.display import clear_output
-
-    clear_output(wait=True)

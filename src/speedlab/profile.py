@@ -27,8 +27,11 @@ class Profile:
     publishable: bool = True
 
     def recipe(self, ladder: Ladder, key: str) -> Recipe:
-        """The recipe of one rung, scaled. Micro-batches keep their ratio and never fall below one sequence."""
-        recipe = ladder.recipe_at(key)
+        """The recipe of one rung, scaled."""
+        return self.scaled(ladder.recipe_at(key))
+
+    def scaled(self, recipe: Recipe) -> Recipe:
+        """Any recipe, scaled. Micro-batches keep their ratio and never fall below one sequence."""
         micro_batch = max(1, recipe.micro_batch // self.micro_batch_divisor)
         return recipe.but(**(self.changes | {"micro_batch": micro_batch}))
 

@@ -64,7 +64,6 @@ class Session(Workbench):
     ) -> None:
         super().__init__(profile, machine, corpus=corpus, steps=steps)
         self.out, self.report = out, report
-        self._ceilings: dict[str, Any] | None = None
         self._losses: dict[Recipe, list[float]] = {}
         self._failing: set[Recipe] = set()  # they ended in an error or found no memory: nothing to compare with
 
@@ -76,7 +75,7 @@ class Session(Workbench):
             check_writable(self.out)
             check_session(self.out, self.device_slug, ladder.name, self.id)
         self.report(Event(kind="note", text="measuring this machine's matmul rates and copy bandwidth"))
-        self._ceilings = self._ceilings or measure_ceilings(self.machine)
+        self.ceilings = self.ceilings or measure_ceilings(self.machine)
         self._report_estimate(ladder, rungs)
         records: list[Record] = []
         for done, rung in enumerate(rungs):
@@ -98,11 +97,11 @@ class Session(Workbench):
         from speedlab.measuring.prediction import predict
 
         recipe, substitutions = self.recipe(ladder, rung.key)
-        base = self.base_record(ladder, rung, recipe, substitutions) | {"ceilings": self._ceilings}
+        base = self.base_record(ladder, rung, recipe, substitutions) | {"ceilings": self.ceilings}
         undone = self.undone(ladder, rung)
         if undone is not None:
             return Record(**base, status=undone.status, reason=undone.reason)
-        base["predicted"] = predict(recipe, self._ceilings) if self.device.type == "cuda" else None
+        base["predicted"] = predict(recipe, self.ceilings) if self.device.type == "cuda" else None
         try:
             return self._checked_and_timed(ladder, rung, recipe, base)
         except torch.OutOfMemoryError:
@@ -265,7 +264,7 @@ class Session(Workbench):
         seconds = 0.0
         for rung in rungs:
             recipe, _ = self.recipe(ladder, rung.key)
-            predicted = predict(recipe, self._ceilings)
+            predicted = predict(recipe, self.ceilings)
             seconds += steps * predicted["step_ms"] / 1e3 if predicted and self.device.type == "cuda" else 2.0
             seconds += 40.0 if recipe.compile != "off" else 2.0
         self.report(Event(kind="estimate", text=f"about {max(1, round(seconds / 60))} min", total=len(rungs)))

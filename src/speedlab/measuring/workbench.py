@@ -57,6 +57,12 @@ class Workbench:
         self.place = Place(device=self.device)
         self.corpus = corpus
         self.tokens = load_tokens(corpus, profile)
+        self.corpus_record = {
+            "name": self.tokens.corpus_name,
+            "sha256": self.tokens.corpus_sha256,
+            "tokens": len(self.tokens.tokens),
+        }
+        self.ceilings: dict[str, Any] | None = None  # measured by whoever needs them first
         self.provenance = {"source_hash": source_hash(), "commit": current_commit()}
         use_cold_compile_cache()
         self._weights: dict[tuple, dict[str, Any]] = {}
@@ -64,6 +70,10 @@ class Workbench:
     def recipe(self, ladder: Ladder, key: str) -> tuple[Recipe, tuple[Substitution, ...]]:
         """The recipe of a rung as this profile and machine run it."""
         return adapt(self.profile.recipe(ladder, key), self.machine)
+
+    def scaled(self, recipe: Recipe) -> Recipe:
+        """A recipe of no ladder at this profile's scale, as this machine can run it."""
+        return adapt(self.profile.scaled(recipe), self.machine)[0]
 
     def before(self, ladder: Ladder, key: str) -> str | None:
         """The nearest rung below that changes anything on this machine; None for the first."""
@@ -116,11 +126,7 @@ class Workbench:
             "substitutions": [substitution.as_dict() for substitution in substitutions],
             "contract": rung.contract,
             "machine": self.machine_record,
-            "corpus": {
-                "name": self.tokens.corpus_name,
-                "sha256": self.tokens.corpus_sha256,
-                "tokens": len(self.tokens.tokens),
-            },
+            "corpus": self.corpus_record,
             "utc": datetime.now(UTC).isoformat(timespec="seconds"),
             **self.provenance,
         }
