@@ -65,6 +65,14 @@ def test_every_field_has_a_check_and_every_designed_key_is_there():
         ("substitutions[0].reason", {"substitutions": [{"field": "precision", "asked": "b", "used": "c"}]}),
         ("kernels[0].kind", {"kernels": [{"name": "k", "kind": "quick", "calls": 1, "time_us": 1.0}]}),
         ("kernels[0].time_us", {"kernels": [{"name": "k", "kind": "other", "calls": 1, "time_us": -1.0}]}),
+        (
+            "ceilings.launch_s",
+            {
+                "ceilings": {
+                    "matmul_flops_per_s": {}, "copy_bytes_per_s": 1e12, "utc": "2026-01-01T00:00:00Z", "launch_s": 0
+                }
+            },
+        ),
         ("ceilings.copy_bytes_per_s", {"ceilings": {"matmul_flops_per_s": {}, "utc": "2026-01-01T00:00:00Z"}}),
         ("predicted.step_ms", {"predicted": {"step_ms": math.nan, "bound_by": "bytes", "parts_ms": {}}}),
         ("machine.machine_id", {"machine": MACHINE_H200 | {"machine_id": "workstation"}}),

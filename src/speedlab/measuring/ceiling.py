@@ -28,11 +28,13 @@ FORMATS = {
 def measure_ceilings(machine: Capabilities, *, repeats: int = 20) -> dict[str, Any]:
     """FLOP/s of a square matmul on random data per format that the machine has units for, and copy bytes/s.
 
-    The median of `repeats`; a copy counts its bytes twice, once read and once written. About 2 s on a fast GPU.
+    The median of `repeats`, at most five on a CPU. A copy counts its bytes twice, once read and once written. About
+    2 s on a fast GPU.
     """
     device = torch.device(machine.device_type)
     on_gpu = device.type == "cuda"
     side, copy_bytes = (8192, 2**30) if on_gpu else (512, 2**26)
+    repeats = repeats if on_gpu else min(repeats, 5)
     formats = ["float32"]
     if on_gpu:
         formats += ["tf32"] * machine.tf32 + ["bfloat16"] * machine.native_bfloat16 + ["float16"]

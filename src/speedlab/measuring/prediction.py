@@ -1,7 +1,7 @@
-"""How long a step should take by counting: FLOPs over the measured matmul rate, bytes over the measured bandwidth.
+"""How long a step should take: what it has to do, as counted, over what this machine does, as measured beforehand.
 
-Made before a rung runs, from its recipe and the session's ceilings alone. It is a model: parts are added as if
-nothing overlapped, matmuls are given the rate of a large square one, and launches are taken to be hidden.
+Made before a rung runs, from its recipe and the session's ceilings alone. It is a model: parts are added as if nothing
+overlapped, and the host's launches either hide behind the device or decide the step.
 """
 
 from __future__ import annotations
@@ -9,93 +9,102 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from speedlab.measuring import counting, traffic
+from speedlab.measuring.counting import (
+    MATMUL_PASSES,
+    Matmul,
+    attention_flops,
+    attention_key,
+    gemm_key,
+    pass_key,
+)  # fmt: skip
+from speedlab.measuring.traffic import Passes
 from speedlab.recipe import Recipe
-from speedlab.work import attention_flops_per_token, compute_dtype, matmul_parameters
+from speedlab.work import compute_dtype
 
-# Passes over a tensor through device memory in forward + backward, each read and each write counted once, as the
-# operations of the module are written (PyTorch runs them one by one) or as one fused kernel needs them.
-PASSES = {
-    ("handwritten", "layer_norm"): 10 + 24,
-    ("native", "layer_norm"): 2 + 5,
-    ("handwritten", "gelu"): 18 + 30,
-    ("native", "gelu"): 2 + 3,
-    "compiled layer_norm": 1 + 3,
-    "compiled gelu": 1 + 3,
-    "residual": 3 + 3,
-    "bias gradients": 6,  # of the projections around one block, in units of its width
-    "scores": 9 + 11,
-    "compiled scores": 4 + 6,
-    "logits": 4 + 5,
-}
-DROPOUT_PASSES = 2.25 + 2.25  # values in and out, and one byte of mask
-COMPILED_DROPOUT_PASSES = 0.5  # fused with what stands beside it; the mask remains
-# AdamW reads weight, gradient and two moments and writes three of them; one launch per arithmetic operation instead
-# of one in all goes through memory about three times as often.
-OPTIMIZER_PASSES = {"fused": 7, "default": 21, "foreach": 21, "for_loop": 21}
+ATTENTION = "matmuls of attention"
+WAITING = "waiting for launches"
+# How `bound_by` names a ceiling.
+ARITHMETIC, BANDWIDTH, LAUNCHES = "{format} matmul rate", "memory bandwidth", "kernel launches"
 
 
 def predict(recipe: Recipe, ceilings: dict[str, Any], *, utc: str | None = None) -> dict[str, Any] | None:
     """The `predicted` object of a record: {step_ms, bound_by, parts_ms, utc}; None without a rate for the format.
 
-    step_ms is for one optimizer step on one GPU; `bound_by` names the largest part.
+    step_ms is for one optimizer step on one GPU and is the sum of the parts; `bound_by` names, in words, the ceiling
+    under which most of it falls. Where the ceilings hold no rate for a shape, the rate of a large square matmul or of
+    a copy stands in.
     """
     rate = ceilings["matmul_flops_per_s"].get(compute_dtype(recipe))
     if rate is None:
         return None
-    bandwidth = ceilings["copy_bytes_per_s"]
-    tokens = recipe.micro_batch * recipe.context_length * recipe.accumulation
-    fused_attention = recipe.attention != "plain"
-    parts_ms = {
-        "matmuls": 1e3 * tokens * 6.0 * matmul_parameters(recipe) / rate,
-        "attention matmuls": 1e3 * tokens * attention_flops_per_token(recipe, causal=fused_attention) / rate,
-        "attention scores": 1e3 * tokens * _score_bytes_per_token(recipe) / bandwidth,
-        "norms, GELU, residuals": 1e3 * tokens * _layer_bytes_per_token(recipe) / bandwidth,
-        "logits and loss": 1e3 * tokens * PASSES["logits"] * recipe.padded_vocab_size * _item(recipe) / bandwidth,
-        "optimizer": 1e3 * _optimizer_bytes(recipe) / bandwidth,
-    }
+    arithmetic_s, traffic_s = _micro_batch_s(recipe, ceilings)
+    arithmetic_s = {part: recipe.accumulation * s for part, s in arithmetic_s.items()}
+    traffic_s = {part: recipe.accumulation * s for part, s in traffic_s.items()}
+    for passes in filter(None, (counting.gradient_accumulation(recipe), counting.optimizer(recipe))):
+        traffic_s[passes.part] = _seconds_of_passes(recipe, passes, ceilings)
+    device_s = sum(arithmetic_s.values()) + sum(traffic_s.values())
+    waiting_s = max(0.0, counting.launches(recipe) * ceilings.get("launch_s", 0.0) - device_s)
+    parts_ms = {part: 1e3 * s for part, s in (arithmetic_s | traffic_s | {WAITING: waiting_s}).items()}
+    if waiting_s:
+        bound_by = LAUNCHES
+    elif sum(arithmetic_s.values()) >= sum(traffic_s.values()):
+        bound_by = ARITHMETIC.format(format=_FORMATS[compute_dtype(recipe)])
+    else:
+        bound_by = BANDWIDTH
     return {
         "step_ms": sum(parts_ms.values()),
-        "bound_by": max(parts_ms, key=lambda part: parts_ms[part]),
+        "bound_by": bound_by,
         "parts_ms": parts_ms,
         "utc": utc or datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _item(recipe: Recipe) -> int:
-    """Bytes of one activation."""
-    return 4 if recipe.precision == "float32" else 2
+_FORMATS = {"float32": "float32", "tf32": "TF32", "bfloat16": "bfloat16", "float16": "float16"}
 
 
-def _score_bytes_per_token(recipe: Recipe) -> float:
-    """Traffic of the context x context scores; none when a fused kernel keeps them on the chip."""
-    if recipe.attention not in ("plain", "sdpa_math"):
-        return 0.0
-    compiled = recipe.compile != "off"
-    passes = PASSES["compiled scores"] if compiled else PASSES["scores"]
-    if recipe.dropout:
-        passes += COMPILED_DROPOUT_PASSES if compiled else DROPOUT_PASSES
-    return passes * recipe.num_layers * recipe.num_heads * recipe.context_length * _item(recipe)
+def _micro_batch_s(recipe: Recipe, ceilings: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of one micro-batch by part: of arithmetic, and of memory traffic."""
+    *blocks, head = counting.matmuls(recipe)
+    head_s, unpadding = _head_s(recipe, head, ceilings)
+    arithmetic_s = {
+        blocks[0].part: sum(_matmul_s(recipe, matmul, ceilings) for matmul in blocks),
+        head.part: head_s,
+        ATTENTION: _attention_s(recipe, ceilings),
+    }
+    # The same parts for every recipe, so that a part that vanished is a zero beside the number that it was.
+    traffic_s = dict.fromkeys((traffic.SCORES, traffic.NORMS, traffic.LOSS), 0.0)
+    for passes in (*traffic.element_wise(recipe), *unpadding):
+        seconds = _seconds_of_passes(recipe, passes, ceilings)
+        traffic_s[passes.part] = traffic_s.get(passes.part, 0.0) + seconds
+    return arithmetic_s, traffic_s
 
 
-def _layer_bytes_per_token(recipe: Recipe) -> float:
-    compiled = recipe.compile != "off"
-
-    def passes(part: str) -> int:
-        return PASSES[f"compiled {part}"] if compiled else PASSES[(recipe.layers, part)]
-
-    dropout = (COMPILED_DROPOUT_PASSES if compiled else DROPOUT_PASSES) if recipe.dropout else 0.0
-    # A compiled LayerNorm takes the residual addition before it into the same kernel.
-    residual = 0 if compiled else PASSES["residual"]
-    per_block = 2 * passes("layer_norm") + 4 * passes("gelu") + 2 * (residual + dropout) + PASSES["bias gradients"]
-    return (recipe.num_layers * per_block + passes("layer_norm")) * recipe.embedding_width * _item(recipe)
+def _matmul_s(recipe: Recipe, matmul: Matmul, ceilings: dict[str, Any]) -> float:
+    """Seconds of all calls, forward and both gradients."""
+    square = ceilings["matmul_flops_per_s"][compute_dtype(recipe)]
+    rates = ceilings.get("gemm_flops_per_s", {})
+    each = sum(matmul.flops / rates.get(gemm_key(recipe, matmul, direction), square) for direction in MATMUL_PASSES)
+    return matmul.calls * each
 
 
-def _optimizer_bytes(recipe: Recipe) -> float:
-    tables = recipe.padded_vocab_size + recipe.context_length
-    if recipe.output_head == "tied":
-        tables -= recipe.padded_vocab_size
-    weights = matmul_parameters(recipe) + tables * recipe.embedding_width
-    passes = OPTIMIZER_PASSES[recipe.optimizer]
-    if recipe.precision == "bfloat16_master":  # float32 masters and moments; 16-bit gradients in, weights out
-        return 4.0 * weights * passes + 2.0 * weights * (1 + 1) + 4.0 * weights
-    return float(passes) * weights * (2 if recipe.precision == "bfloat16" else 4)
+def _head_s(recipe: Recipe, head: Matmul, ceilings: dict[str, Any]) -> tuple[float, list[Passes]]:
+    """Seconds of the head's matmuls, and the traffic of padding them where that is faster: the compiler tries both."""
+    as_it_is = _matmul_s(recipe, head, ceilings)
+    aligned = counting.aligned_head(recipe)
+    if aligned is None:
+        return as_it_is, []
+    padded, unpadding = _matmul_s(recipe, aligned, ceilings), traffic.unpadding(recipe)
+    extra = sum(_seconds_of_passes(recipe, passes, ceilings) for passes in unpadding)
+    return (padded, unpadding) if padded + extra < as_it_is else (as_it_is, [])
+
+
+def _attention_s(recipe: Recipe, ceilings: dict[str, Any]) -> float:
+    square = ceilings["matmul_flops_per_s"][compute_dtype(recipe)]
+    rate = ceilings.get("attention_flops_per_s", {}).get(attention_key(recipe), square)
+    return recipe.num_layers * attention_flops(recipe) / rate
+
+
+def _seconds_of_passes(recipe: Recipe, passes: Passes, ceilings: dict[str, Any]) -> float:
+    rates = ceilings.get("pass_bytes_per_s", {})
+    return passes.bytes / rates.get(pass_key(recipe, passes.kind, passes.item), ceilings["copy_bytes_per_s"])

@@ -70,12 +70,14 @@ class Session(Workbench):
     def measure(self, ladder: Ladder, rungs: Sequence[Rung]) -> list[Record]:
         """One record per rung, in order. The first one that could be measured is timed again at the end."""
         from speedlab.measuring.ceiling import measure_ceilings
+        from speedlab.measuring.sweep import measure_shapes
 
         if self.out is not None:
             check_writable(self.out)
             check_session(self.out, self.device_slug, ladder.name, self.id)
         self.report(Event(kind="note", text="measuring this machine's matmul rates and copy bandwidth"))
-        self.ceilings = self.ceilings or measure_ceilings(self.machine)
+        recipes = [self.recipe(ladder, rung.key)[0] for rung in rungs if self.undone(ladder, rung) is None]
+        self.ceilings = measure_shapes(self.ceilings or measure_ceilings(self.machine), recipes, self.machine)
         self._report_estimate(ladder, rungs)
         records: list[Record] = []
         for done, rung in enumerate(rungs):

@@ -79,6 +79,12 @@ CHECKS: dict[str, Check] = {
     "ceilings": check.optional(
         check.fields_of(
             {"matmul_flops_per_s": check.table_of(_positive), "copy_bytes_per_s": _positive, "utc": check.utc_time},
+            {
+                "gemm_flops_per_s": check.table_of(_positive),
+                "attention_flops_per_s": check.table_of(_positive),
+                "pass_bytes_per_s": check.table_of(_positive),
+                "launch_s": _positive,
+            },
         )
     ),
     "predicted": check.optional(
