@@ -68,8 +68,8 @@ chapter.show_change()
 chapter.show_prediction()
 
 # %% [markdown]
-# Such a prediction counts arithmetic and traffic on the card. It knows nothing of the host, so it gives both variants
-# the same time.
+# Such a prediction counts arithmetic and traffic on the card, and the launches. It knows nothing of copies from the
+# host, so it gives both variants the same time.
 #
 # ## The change
 #

@@ -104,6 +104,26 @@ def test_the_waterfall_leaves_out_what_is_not_stacked():
     assert len(bars(figure.axes[0], "#009E73")) == 2 and not bars(figure.axes[0], UNCLEAR)
 
 
+def test_the_waterfall_compares_equal_amounts_of_tokens():
+    """Four times the batch in twice the time is twice as fast: the bar is the time of 1,000 tokens, not of a step."""
+    times = {"baseline": 200.0, "padded_vocab": 50.0, "batch_size": 100.0}
+    records = [make_record(rung, step_ms=ms) for rung, ms in times.items()]
+    figure = figures.waterfall(report_rows(records))
+    (axis,) = figure.axes
+    (_, first), (_, last) = bars(axis, "#0072B2")
+    assert first == pytest.approx(200.0 / 8.192) and last == pytest.approx(100.0 / 32.768)
+    padded, batch = bars(axis, "#009E73")
+    assert padded == pytest.approx((50.0 / 8.192, first)) and batch == pytest.approx((last, 50.0 / 8.192))
+    assert figures.alt_text(figure).endswith("Larger batch -3.05 ms.")
+
+
+def test_the_waterfall_leaves_several_gpus_out():
+    times = {"baseline": 200.0, "batch_size": 100.0, "data_parallel": 101.0}
+    records = [make_record(rung, step_ms=ms) for rung, ms in times.items()]
+    (axis,) = figures.waterfall(report_rows(records)).axes
+    assert bars(axis, "#0072B2")[1][1] == pytest.approx(100.0 / 32.768)
+
+
 def test_predictions_stand_beside_measurements(rows):
     figure = figures.predicted_against_measured(rows)
     predicted, measured = (points.get_offsets()[:, 0] for points in figure.axes[0].collections[1:3])

@@ -114,6 +114,15 @@ def test_every_figure_has_a_name_and_an_alternative_text(made: Made) -> None:
             assert len(alt) > 40
 
 
+def test_the_roofline_stands_with_its_numbers_below(made: Made) -> None:
+    words = fragment(made.book, "results_nine_steps")
+    _, _, after = words.partition("nine-steps-nvidia-h200-roofline.svg")
+    assert "| no. | rung | FLOP per byte |" in after
+    assert (
+        sum(line.startswith("| ") and line.split(" | ")[0].strip("| ").isdigit() for line in after.splitlines()) == 12
+    )
+
+
 def test_several_gpus_have_a_section_of_their_own(made: Made) -> None:
     assert "### 2 x H200 SXM, ladder nine-steps" in fragment(made.book, "results_other")
     assert "2 x H200" not in fragment(made.book, "results_nine_steps")

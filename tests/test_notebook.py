@@ -212,3 +212,18 @@ def test_a_chapter_whose_rung_failed_says_so_in_its_result(shown, no_records):
     chapter.live = [make_record("baseline", device="cpu"), broken]
     chapter.finish()
     assert shown.result["status"] == "failed"
+
+
+def test_a_prediction_is_a_column_of_parts_with_its_sum_and_the_ceiling_that_binds():
+    from speedlab.publishing.chapter_words import prediction_table
+
+    one = make_record(predicted={"step_ms": 5.0, "bound_by": "memory bandwidth",
+                                 "parts_ms": {"matmuls": 2.0, "scores": 3.0, "waiting": 0.0}})  # fmt: skip
+    two = make_record("causal_mask", predicted={"step_ms": 2.0, "bound_by": "TF32 matmul rate",
+                                                "parts_ms": {"matmuls": 2.0, "scores": 0.0}})  # fmt: skip
+    lines = prediction_table([one, two]).splitlines()
+    assert lines[0] == "| predicted ms per step | Baseline | Causal mask on the fly |"
+    assert lines[2:] == [
+        "| matmuls | 2.00 | 2.00 |", "| scores | 3.00 | 0.00 |", "| sum | 5.00 | 2.00 |",
+        "| bound by | memory bandwidth | TF32 matmul rate |",
+    ]  # fmt: skip

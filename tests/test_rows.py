@@ -162,3 +162,12 @@ def test_rows_come_without_torch_pandas_numpy_or_pyplot(tmp_path):
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_the_prediction_stands_beside_the_measurement():
+    row = by_rung(make_record(step_ms=250.0))["baseline"]
+    assert row["predicted_step_ms"] == pytest.approx(200.0) and row["over_predicted"] == pytest.approx(1.25)
+    assert row["predicted_bound_by"] == "arithmetic"
+    without = by_rung(make_record(predicted=None), skipped_record("bfloat16"))
+    assert [row["over_predicted"] for row in without.values()] == [None, None]
+    assert without["baseline"]["predicted_bound_by"] is None

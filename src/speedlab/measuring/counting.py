@@ -122,6 +122,30 @@ def launches(recipe: Recipe) -> float:
     return recipe.accumulation * (model + loss) + once
 
 
+def flops(recipe: Recipe) -> float:
+    """FLOPs of the matmuls of one step on one GPU, attention counted as its kernel does it."""
+    per_micro_batch = sum(len(MATMUL_PASSES) * m.calls * m.flops for m in matmuls(recipe))
+    return recipe.accumulation * (per_micro_batch + recipe.num_layers * attention_flops(recipe))
+
+
+def moved_bytes(recipe: Recipe) -> float:
+    """Bytes that the kernels of one step read and write on one GPU, each operand of a matmul counted once per pass."""
+    item = activation_bytes(recipe)
+    dense = sum(
+        len(MATMUL_PASSES) * m.calls * item * (m.tokens * m.inputs + m.inputs * m.outputs + m.tokens * m.outputs)
+        for m in matmuls(recipe)
+    )
+    width = float(tokens_of(recipe) * recipe.embedding_width)
+    # Written out: six matmuls of two head-wise tensors and the scores. Fused: queries, keys, values and output forward,
+    # and backward those four, their gradients: twelve tensors either way.
+    scores = tokens_of(recipe) * recipe.num_heads * recipe.context_length if writes_scores(recipe) else 0
+    attention = recipe.num_layers * item * (12 * width + 6 * scores)
+    micro_batch = dense + attention + sum(passes.bytes for passes in element_wise(recipe))
+    accumulation = gradient_accumulation(recipe)
+    once = optimizer(recipe).bytes + (accumulation.bytes if accumulation else 0.0)
+    return recipe.accumulation * micro_batch + once
+
+
 # Names of the rates that a session measures, in the tables of its ceilings.
 
 

@@ -66,20 +66,18 @@ def _assignment(module: Any, name: str) -> str:
 
 
 def prediction_table(records: Sequence[Record]) -> str:
-    """Predicted milliseconds per step by part, for records or the plain values that a session predicted."""
-    parts = list(dict.fromkeys(part for record in records for part in (record.predicted or {}).get("parts_ms", {})))
+    """Predicted milliseconds per step by part, a column for each record, and the ceiling that binds it."""
+    predicted = [(_title(record.rung), record.predicted) for record in records if record.predicted]
+    parts = dict.fromkeys(part for _, values in predicted for part in values["parts_ms"])
     cells = [
-        (
-            _title(record.rung),
-            *(form.three_digits(record.predicted["parts_ms"].get(part)) for part in parts),
-            form.three_digits(record.predicted["step_ms"]),
-            record.predicted["bound_by"],
-        )
-        for record in records
-        if record.predicted
+        (part, *(form.three_digits(values["parts_ms"].get(part)) for _, values in predicted))
+        for part in parts
+        if any(values["parts_ms"].get(part) for _, values in predicted)
     ]
-    columns = ("predicted ms per step", *parts, "sum", "largest part")
-    return Table("", columns, tuple(cells), numbers=frozenset((*parts, "sum"))).markdown()
+    cells.append(("sum", *(form.three_digits(values["step_ms"]) for _, values in predicted)))
+    cells.append(("bound by", *(values["bound_by"] for _, values in predicted)))
+    titles = tuple(title for title, _ in predicted)
+    return Table("", ("predicted ms per step", *titles), tuple(cells), numbers=frozenset(titles)).markdown()
 
 
 def kernel_kind_table(records: Sequence[Record]) -> str:

@@ -77,7 +77,7 @@ def format_value(key: str, value: Any) -> str:
         return f"{three_digits(value)} J per million tokens"
     if key == "tokens_per_joule":
         return f"{three_digits(value)} tokens/J"
-    if key.startswith(("speedup_", "scaling")):
+    if key.startswith(("speedup_", "scaling", "over_predicted")):
         return f"{three_digits(value)}x"
     if key in ("mfu", "ceiling_fraction"):
         return percent(value)

@@ -14,14 +14,14 @@ from typing import Any
 
 from speedlab.ladder import NINE_STEPS, SIX_STEPS
 from speedlab.profile import PROFILES
-from speedlab.publishing import facts, figures
+from speedlab.publishing import facts, figures, roofline
 from speedlab.publishing.attribution_table import attribution_section
 from speedlab.publishing.diagrams import write_diagrams
 from speedlab.publishing.folklore_page import folklore_section
 from speedlab.publishing.tables import Row, by_ladder, compared_and_detail, published_table
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
-from speedlab.records.store import committed_root, read_records, write_text_atomic
+from speedlab.records.store import committed_root, read_records, reading_order, write_text_atomic
 
 FOLDER = "_generated"
 
@@ -44,7 +44,7 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     groups = sorted(by_ladder(rows), key=lambda group: group[0]["device"] != reference_device(book))
     for ladder in (NINE_STEPS.name, SIX_STEPS.name):
         whole = [group for group in groups if group[0]["ladder"] == ladder and _is_whole(group)]
-        words = "".join(_ladder_section(group, writer) for group in whole) or _nothing_yet(ladder)
+        words = "".join(_ladder_section(group, writer, committed) for group in whole) or _nothing_yet(ladder)
         writer.fragment(f"results_{ladder.replace('-', '_')}", words)
     others = [
         group for group in groups if not (_is_whole(group) and group[0]["ladder"] in (NINE_STEPS.name, SIX_STEPS.name))
@@ -137,7 +137,7 @@ def _headline(rows: list[Row], device: str, writer: _Writer) -> str:
     return sentence + chart
 
 
-def _ladder_section(group: list[Row], writer: _Writer) -> str:
+def _ladder_section(group: list[Row], writer: _Writer, committed: list[Record]) -> str:
     """One device's climb: its speed as a figure and in tables, then the other figures."""
     device, ladder = group[0]["device"], group[0]["ladder"]
     title = facts.device_title(device)
@@ -164,7 +164,21 @@ def _ladder_section(group: list[Row], writer: _Writer) -> str:
         for name, wanted, draw, caption in charts
         if wanted
     ]
-    return "".join([f"### {title}\n\n", *drawn[:1], _tables(group), *drawn[1:]])
+    of_group = [record for record in committed if (record.device, record.ladder) == (device, ladder)]
+    last = _roofline_section(sorted(of_group, key=reading_order), writer, f"{ladder}-{device}-roofline")
+    return "".join([f"### {title}\n\n", *drawn[:1], _tables(group), *drawn[1:], last])
+
+
+def _roofline_section(records: list[Record], writer: _Writer, name: str) -> str:
+    """Arithmetic against traffic as a figure, and its numbers as a table; nothing without measured ceilings."""
+    if not roofline.points(records):
+        return ""
+    chart = writer.figure(
+        name, roofline.roofline(records),
+        "Each numbered point is a rung; the lines are what the same session measured: a long copy, and a large square "
+        "matrix multiplication in each number format. The table below has the names.",
+    )  # fmt: skip
+    return f"{chart}{roofline.roofline_table(records).markdown()}\n"
 
 
 def _other_section(group: list[Row]) -> str:

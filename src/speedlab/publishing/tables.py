@@ -130,8 +130,8 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
     ladder = first["ladder"]
     # Beside the speeds of a toy the figures of a real model would only mislead.
     published = published and PROFILES[first["profile"]].publishable and bool(published_rows(ladder))
-    numbers = ["tokens/s", "quartiles", "ms/step", "GiB reserved", "MFU", "of ceiling", "compile s"]
-    columns = ["rung", *numbers[:4], "this step", "so far", *numbers[4:], "contract"]
+    numbers = ["tokens/s", "quartiles", "ms/step", "GiB reserved", "MFU", "of ceiling", "over predicted", "compile s"]
+    columns = ["rung", *numbers[:4], "this step", "so far", *numbers[4:], "bound by", "contract"]
     if published:
         numbers += ["published tokens/s", "published GiB"]
         columns += numbers[-2:]
@@ -148,7 +148,9 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
             form.ratio(row["speedup_total"], clear=_is_first(row) or row["speedup_total_clear"]),
             form.percent(row["mfu"]),
             form.percent(row["ceiling_fraction"]),
+            form.ratio(row["over_predicted"], clear=True),
             form.three_digits(row["compile_s"]),
+            row["predicted_bound_by"] or form.NOTHING,
             contract_words(row),
         ]
         if published:

@@ -21,7 +21,8 @@ def report_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     tokens_per_s*: quartiles, over all processes. step_ms*: milliseconds. peak_*: bytes on one GPU. speedup_step: over
     the rung named by `before`; speedup_total: over the first rung; `*_clear` says whether the difference exceeds the
     spread. mfu: share of the data sheet's peak; ceiling_fraction: share of the matmul rate measured in the session,
-    both for the format that ran. energy_j_per_million_tokens: of the GPUs alone, whatever else the machine takes.
+    both for the format that ran. predicted_*: as counted before the run, and the ceiling that binds; over_predicted:
+    measured over predicted time. energy_j_per_million_tokens: of the GPUs alone, whatever else the machine takes.
     scaling: tokens/s over those of `data_parallel_1` of the same session.
     """
     ordered = sorted(records, key=reading_order)
@@ -125,6 +126,8 @@ def _row(record: Record, group: list[Record], drift: float) -> dict[str, Any]:
         "mfu": tokens and model_flops_utilization(recipe, tokens_per_s=tokens.median, gpu=record.machine["gpu"]),
         "ceiling_fraction": tokens and ceiling_fraction(record, tokens.median),
         "predicted_step_ms": record.predicted and record.predicted["step_ms"],
+        "predicted_bound_by": record.predicted and record.predicted["bound_by"],
+        "over_predicted": steps and record.predicted and steps.median / record.predicted["step_ms"],
         "contract": record.contract,
         "contract_verdict": record.contract_verdict,
         "dtype": dtype,
