@@ -57,10 +57,15 @@ def tokens_per_s(record: Record) -> Quartiles | None:
 
 
 def tokens_per_joule(record: Record) -> float | None:
-    """Tokens of the whole window over the joules that its GPUs took; None where no energy was counted."""
+    """Tokens over the joules that the GPUs took for them; None where no energy was counted."""
     if not record.energy_j or record.tokens_per_step is None:
         return None
-    return len(record.step_ms) * record.tokens_per_step / record.energy_j or None
+    return energy_steps(record) * record.tokens_per_step / record.energy_j or None
+
+
+def energy_steps(record: Record) -> int:
+    """How many steps took `energy_j`: the timed ones, or those of a longer window of their own."""
+    return record.energy_steps or len(record.step_ms)
 
 
 def ratio_interval(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, float]:
