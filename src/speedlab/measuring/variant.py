@@ -158,7 +158,7 @@ def time_steps(
 
     watcher: opened on the idle device before the first mark, closed when the device is idle after the last.
     """
-    with _collector_at_rest():
+    with collector_at_rest():
         synchronize(device)
         stopwatch = Stopwatch(device)
         with watcher or nullcontext():
@@ -255,7 +255,7 @@ def _compile_cache() -> str:
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """Keep Python's garbage collector out of the window: its pauses belong to no step in particular."""
     gc.collect()
     was_enabled = gc.isenabled()
