@@ -94,7 +94,7 @@ def _train(bench: Workbench, recipe: Recipe) -> dict[str, Any]:
 
 
 def split(tokens: Any, context_length: int) -> tuple[Any, Any]:
-    """(tokens to train on, validation windows (N, T + 1)): the corpus without its end, at most a tenth, and that end."""
+    """(tokens to train on, validation windows (N, T + 1)): the windows are the end of the corpus, at most a tenth."""
     windows = max(1, min(VALIDATION_WINDOWS, len(tokens) // (10 * (context_length + 1))))
     held = windows * (context_length + 1)
     return tokens[:-held], tokens[-held:].reshape(windows, context_length + 1)
@@ -131,7 +131,7 @@ def seconds_to(row: dict[str, Any], loss: float) -> float | None:
 
 
 def levels(rows: Sequence[dict[str, Any]], count: int = 3) -> list[float]:
-    """Losses to ask for, falling: the lowest multiple of 0.25 nats that all recipes reached, that the best, a middle."""
+    """Losses to ask for, falling: the lowest multiple of 0.25 nats that all reached, that the best reached, between."""
     best = [min(row["validation_loss"]) for row in rows if row["status"] == "measured"]
     if not best:
         return []

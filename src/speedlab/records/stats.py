@@ -88,9 +88,17 @@ def _resampled_medians(samples: tuple[float, ...]) -> tuple[float, ...]:
 def drift(records: Iterable[Record]) -> float:
     """Relative change between the start and the end of a session of the rung that was timed twice; 0.0 without one."""
     for record in records:
-        if record.drift_step_ms and record.step_ms:
-            return abs(statistics.median(record.drift_step_ms) / statistics.median(record.step_ms) - 1)
+        change = own_drift(record)
+        if change is not None:
+            return abs(change)
     return 0.0
+
+
+def own_drift(record: Record) -> float | None:
+    """Relative change of the median step of a rung that was timed twice, positive where it got slower."""
+    if not record.drift_step_ms or not record.step_ms:
+        return None
+    return statistics.median(record.drift_step_ms) / statistics.median(record.step_ms) - 1
 
 
 def speedup(before: Record, after: Record, *, drift: float = 0.0) -> Ratio | None:
@@ -112,9 +120,3 @@ def speedup(before: Record, after: Record, *, drift: float = 0.0) -> Ratio | Non
         high=high,
         clear=apart and not low * (1 - drift) <= 1 <= high * (1 + drift),
     )
-
-
-def is_clear(before: Record, after: Record, *, drift: float = 0.0) -> bool:
-    """Whether the two speeds differ by more than the spread; False where one of them was not timed."""
-    ratio = speedup(before, after, drift=drift)
-    return ratio is not None and ratio.clear
