@@ -36,6 +36,11 @@ def test_energy_of_a_row_is_that_of_all_timed_steps_over_their_tokens(rows):
     assert rows[0]["tokens_per_joule"] == pytest.approx(40 * TOKENS / 6_000.0)
 
 
+def test_energy_of_a_longer_window_is_shared_among_its_own_steps():
+    [row] = report_rows([make_record("baseline", step_ms=250.0, energy_j=1_000.0, energy_steps=200)])
+    assert row["tokens_per_joule"] == pytest.approx(200 * TOKENS / 1_000.0)
+
+
 def test_money_is_time_at_the_price(rows):
     [base, *_, skipped] = priced_rows(rows, 2.5)
     hours = 1e6 / (TOKENS / 0.250) / 3_600

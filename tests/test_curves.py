@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from model_helper import CPU, TINY, lively_weights
+from records_helper import make_record
 
-from speedlab.measuring.curves import POINTS, gap, training_curve
+from speedlab.measuring.curves import POINTS, gap, training_curve, with_skipped
 from speedlab.training.distributed import Place
 
 RECIPE = TINY.but(layers="native", attention="sdpa", dropout=0.1)
@@ -43,6 +45,20 @@ def test_the_gap_is_taken_where_both_have_been() -> None:
     assert gap(before, after) == pytest.approx(6.0 - 5.0)  # 1000 lies behind 980; its nearest point is taken
     assert gap(before, before) == 0.0
     assert gap(after, before) == pytest.approx(-1.0)
+
+
+def test_steps_of_a_curve_without_an_update_are_counted_and_flag_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale that overflows float16 for the first steps, and is halved after each of them."""
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: scaler(device, init_scale=2.0**40))
+    recipe = RECIPE.but(precision="float16_autocast")
+    curve = training_curve(recipe, lively_weights(recipe), TOKENS, PLACE, tokens_seen=4 * recipe.tokens_per_step)
+    assert curve["skipped_steps"] == 4
+    record = make_record(contract_detail={"before": "baseline", "curve": curve}, skipped_steps={"window": 0})
+    flagged = with_skipped(record)
+    assert flagged.skipped_steps == {"window": 0, "curve": 4}
+    assert flagged.notes == [*record.notes, flagged.notes[-1]] and "4 steps of the curve" in flagged.notes[-1]
+    assert with_skipped(make_record()) == make_record()
 
 
 def test_nan_stays_visible() -> None:

@@ -164,6 +164,8 @@ def test_power_follows_the_energy_counter() -> None:
     assert judge("flash_lowers_power", *pair(5200.0)) == "refuted"
     assert judge("flash_lowers_power", *pair(3000.0)) == "confirmed"
     assert judge("flash_lowers_power", *map(make_record, ("native_layers", "flash_attention"))) == "not_decided"
+    longer = replace(pair(9600.0)[1], energy_steps=80)  # twice the timed steps
+    assert judge("flash_lowers_power", pair(0.1)[0], longer) == "confirmed"
 
 
 def test_launches_decide_on_adamw() -> None:

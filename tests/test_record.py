@@ -9,7 +9,7 @@ import pytest
 from records_helper import MACHINE_CPU, MACHINE_H200, make_record, skipped_record, spread
 
 from speedlab.errors import BadInput
-from speedlab.records.record import CHECKS, KERNEL_KINDS, SCHEMA, Record
+from speedlab.records.record import CHECKS, KERNEL_KINDS, METHOD, METHODS, SCHEMA, Record
 from speedlab.records.store import committed_root, read_record, record_text
 
 DESIGN_KEYS = [
@@ -152,6 +152,28 @@ def test_energy_came_later_and_may_be_absent():
     for wrong in (-1.0, 0, float("nan"), "much", True):
         with pytest.raises(BadInput, match="record field energy_j"):
             make_record(energy_j=wrong)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wrong"),
+    [
+        ("energy_steps", 200, (0, -1, 2.5, True)),
+        ("skipped_steps", {"contract": 1, "window": 0, "curve": 2}, (3, {"window": -1}, {"window": None})),
+    ],
+)
+def test_what_method_2_counts_may_be_absent(field, value, wrong):
+    without = make_record().to_dict()
+    assert field not in without and getattr(Record.from_dict(without), field) is None
+    record = make_record(**{field: value})
+    assert record.to_dict()[field] == value and Record.from_dict(record.to_dict()) == record
+    for bad in wrong:
+        with pytest.raises(BadInput, match=f"record field {field}"):
+            make_record(**{field: bad})
+
+
+def test_records_of_an_older_method_are_read_and_say_which():
+    assert Record.from_dict(make_record(method=1).to_dict()).method == 1
+    assert make_record().method == METHOD == 2 and set(METHODS) == {1, 2}
 
 
 def test_every_committed_record_loads_and_is_written_back_as_it_was():

@@ -24,6 +24,15 @@ def by_rung(*records):
     return {row["rung"]: row for row in rows.report_rows(records)}
 
 
+def test_ratios_stand_with_their_intervals_and_drift_with_its_sign():
+    table = by_rung(make_record(drift_step_ms=[245.0] * 40), make_record("causal_mask", step_ms=125.0))
+    row = table["causal_mask"]
+    assert row["speedup_total_low"] < row["speedup_total"] == 2.0 < row["speedup_total_high"]
+    assert (row["speedup_step_low"], row["speedup_step_high"]) == (row["speedup_total_low"], row["speedup_total_high"])
+    assert table["baseline"]["drift"] == pytest.approx(-0.02) and row["drift"] is None
+    assert table["baseline"]["speedup_step_low"] is None
+
+
 def test_every_designed_key_is_in_every_row_measured_or_not():
     table = rows.report_rows([make_record(), skipped_record("bfloat16")])
     assert len(table) == 2

@@ -155,7 +155,7 @@ def made_up(monkeypatch):
                 raise fault
         return [6.9, 6.5, 6.1][:steps]
 
-    def measure_variant(recipe, weights, tokens, plan, place, *, kernels=True):
+    def measure_variant(recipe, weights, tokens, plan, place, *, kernels=True, long_energy=False):
         return Measured(
             step_ms=[10.0] * plan.steps,
             losses=outcome(recipe, plan.contract_steps),
@@ -269,7 +269,7 @@ def test_a_failure_after_all_rungs_are_measured_loses_no_row(made_up, corpus, mo
     monkeypatch.setattr(variant, "profile_variant", lambda *args, **options: (_ for _ in ()).throw(error))
     measure = variant.measure_variant
 
-    def without_kernels(recipe, weights, tokens, plan, place, *, kernels=True):
+    def without_kernels(recipe, weights, tokens, plan, place, *, kernels=True, long_energy=False):
         if plan.contract_steps == 0:
             raise error  # the first rung once more, for drift
         return replace(measure(recipe, weights, tokens, plan, place), kernels=[])

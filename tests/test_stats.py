@@ -46,22 +46,23 @@ def test_a_large_difference_is_clear_in_both_directions():
     slow, fast = make_record(step_ms=250.0), make_record("tensor_cores", step_ms=125.0)
     ratio = stats.speedup(slow, fast)
     assert ratio.clear and ratio.value == pytest.approx(2.0) and ratio.low < 2.0 < ratio.high
-    assert stats.is_clear(fast, slow) and stats.speedup(fast, slow).value == pytest.approx(0.5)
+    assert stats.speedup(fast, slow).clear and stats.speedup(fast, slow).value == pytest.approx(0.5)
 
 
 def test_a_difference_inside_the_spread_is_not_clear():
     one, two = make_record(step_ms=spread(250.0, relative=0.02)), make_record(step_ms=spread(251.0, relative=0.02))
-    assert not stats.is_clear(one, two)
-    assert not stats.is_clear(one, one)
+    assert not stats.speedup(one, two).clear
+    assert not stats.speedup(one, one).clear
 
 
 def test_a_difference_smaller_than_the_drift_of_the_machine_is_not_clear():
     one, two = make_record(step_ms=spread(250.0, relative=1e-4)), make_record(step_ms=spread(252.0, relative=1e-4))
-    assert stats.is_clear(one, two)
+    assert stats.speedup(one, two).clear
     drifted = make_record(step_ms=spread(250.0, relative=1e-4), drift_step_ms=spread(253.0, relative=1e-4))
     assert stats.drift([two, drifted]) == pytest.approx(0.012)
-    assert not stats.is_clear(one, two, drift=stats.drift([drifted]))
+    assert not stats.speedup(one, two, drift=stats.drift([drifted])).clear
     assert stats.drift([one, two]) == 0.0
+    assert stats.own_drift(drifted) == pytest.approx(0.012) and stats.own_drift(one) is None
 
 
 def test_speed_counts_tokens_not_steps():
@@ -74,4 +75,3 @@ def test_speed_counts_tokens_not_steps():
 
 def test_nothing_is_clear_about_a_rung_that_was_not_timed():
     assert stats.speedup(make_record(), skipped_record("bfloat16")) is None
-    assert not stats.is_clear(make_record(), skipped_record("bfloat16"))

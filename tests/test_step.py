@@ -166,6 +166,18 @@ def test_autocast_keeps_float32_weights_and_stays_near(precision):
     assert max(moved) < 3 * 2 * TINY.learning_rate  # each step moves an entry by one learning rate at most
 
 
+@pytest.mark.parametrize("optimizer", ["for_loop", "foreach", "fused"])
+def test_steps_that_the_scaler_skips_are_counted_whichever_way_the_optimizer_is_told(optimizer):
+    recipe = TINY.but(precision="float16_autocast", optimizer=optimizer)
+    step, stream = TrainingStep(recipe, lively_weights(TINY), CPU), iter(random_batches(TINY, 6))
+    assert step.skipped == 0
+    for scale, skipped in ((2.0**40, 1), (2.0**40, 2), (2.0**10, 2), (2.0**10, 2), (2.0**40, 3)):
+        step.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        step(stream)
+        assert step.skipped == skipped
+    assert TrainingStep(TINY, lively_weights(TINY), CPU).skipped is None
+
+
 def test_the_gradient_scaler_of_float16_skips_a_step_that_overflows_and_recovers():
     weights, batches = lively_weights(TINY), random_batches(TINY, 3)
     step = TrainingStep(TINY.but(precision="float16_autocast"), weights, CPU)

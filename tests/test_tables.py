@@ -47,6 +47,13 @@ def test_a_row_shows_speed_memory_ratios_and_verdict(rows):
     assert row["notes"] == "precision float16_autocast instead of bfloat16; 1 recompile"
     assert "precision float16_autocast instead of bfloat16: no | units" in table.notes
     assert cells(table, "baseline")["so far"] == "1.00x"
+    assert cells(table, "baseline")["95 %"] == form.NOTHING and row["95 %"].startswith("2.4") and "2.5" in row["95 %"]
+
+
+def test_the_row_that_was_timed_twice_says_how_it_drifted():
+    rows = report_rows([make_record(step_ms=250.0, drift_step_ms=[255.0] * 40), make_record("causal_mask")])
+    assert cells(tables.ladder_table(rows), "baseline")["notes"] == "timed again at the end: 2.0 % slower"
+    assert cells(tables.ladder_table(rows), "causal_mask")["notes"] == ""
 
 
 def test_a_difference_inside_the_spread_is_said_in_words(rows):

@@ -44,6 +44,7 @@ def fake(monkeypatch):
             gc.collect()
             assert not any(other() for _, other in self.made), "the variant before is still in memory"
             self.recipe, self.device, self.calls, self.true_losses = recipe, device, 0, None
+            self.skipped = None
             self.made.append((recipe, weakref.ref(self)))
 
         def __call__(self, batches):
@@ -138,6 +139,43 @@ def test_energy_and_flags_are_those_of_the_timed_window(fake, monkeypatch):
     monkeypatch.setattr(variant, "watch", lambda device: Watcher())
     found = measured(TINY.but(compile="default"))
     assert found.energy_j == pytest.approx(100.0 * 5 * 0.010) and found.notes == ["another process computed"]
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.03, 67), (0.3, 7), (0.5, 5)])
+def test_energy_is_counted_over_two_seconds_and_the_extra_steps_leave_the_times_alone(fake, monkeypatch, step_s, steps):
+    """A card of 100 W: a window of its own for short steps, the timed one where it will do."""
+
+    class Watcher:
+        def __enter__(self):
+            self.start = stopwatch.time.seconds
+
+        def __exit__(self, *error):
+            self.energy_j, self.notes = 100.0 * (stopwatch.time.seconds - self.start), []
+
+    monkeypatch.setattr(variant, "watch", lambda device: Watcher())
+    fake.slow_steps = dict.fromkeys(range(1, 1_000), step_s)
+    found = measured(TINY, long_energy=True)
+    assert found.step_ms == pytest.approx([1e3 * step_s] * 5)
+    assert found.energy_steps == steps and found.energy_j == pytest.approx(100.0 * step_s * steps)
+    short = measured(TINY)
+    assert short.energy_steps == 5 and short.energy_j == pytest.approx(100.0 * step_s * 5)
+
+
+def test_steps_without_an_update_are_counted_for_each_run_and_flagged(fake, monkeypatch):
+    """Steps 2 and 8 overflow: one of the four that are compared, one of the five that are timed."""
+
+    def quiet(self, value):
+        """The made-up step sets it to None when it is made."""
+
+    monkeypatch.setattr(
+        fake, "skipped", property(lambda self: sum(self.calls >= at for at in (2, 8)), quiet), raising=False
+    )
+    found = measured(TINY)
+    assert found.skipped_steps == {"contract": 1, "window": 1}
+    assert [note.split("update of ")[1] for note in found.notes] == ["1 steps of the contract", "1 steps of the window"]
+    monkeypatch.setattr(fake, "skipped", property(lambda self: 0, quiet))
+    found = measured(TINY)
+    assert found.skipped_steps == {"contract": 0, "window": 0} and found.notes == []
 
 
 def test_on_a_cpu_no_energy_is_counted_and_nothing_flagged(fake):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from speedlab.folklore.claim import Claim, Verdict, pending
 from speedlab.folklore.evidence import Found, find, from_records
@@ -10,6 +11,7 @@ from speedlab.folklore.formulas import SEVEN_B, attention_share, matrix_bytes
 from speedlab.ladder import NINE_STEPS
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
+from speedlab.records import stats
 from speedlab.records.published import published_row
 from speedlab.records.record import Record
 from speedlab.records.rows import attention_backend
@@ -137,8 +139,9 @@ def power(found: Found) -> Verdict:
             return Verdict(
                 verdict="not_decided", needs="the same two rungs on a machine whose energy counter can be read"
             )
-        watts[rung] = 1e3 * record.energy_j / sum(record.step_ms)
-        joules[rung] = 1e6 * record.energy_j / (record.tokens_per_step * len(record.step_ms))
+        steps = stats.energy_steps(record)
+        watts[rung] = 1e3 * record.energy_j / (steps * fmean(record.step_ms))
+        joules[rung] = 1e6 * record.energy_j / (record.tokens_per_step * steps)
     return Verdict(
         verdict="confirmed" if watts["flash_attention"] < watts["native_layers"] * (1 - SAME_POWER) else "refuted",
         evidence=f"{found.where} power {form.count(watts['native_layers'])} W before and "

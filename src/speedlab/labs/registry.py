@@ -21,7 +21,20 @@ class Entry:
     gpu: bool = False  # whether it means nothing without one
 
 
-ENTRIES: tuple[Entry, ...] = ()
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        name="harness_overhead", function="speedlab.labs.harness:harness_overhead",
+        question="How much longer is a step because it is measured?",
+    ),
+    Entry(
+        name="determinism", function="speedlab.labs.determinism:determinism",
+        question="Which rungs and operations give the same bits twice, and what does deterministic mode cost?",
+    ),
+    Entry(
+        name="loss_against_time", function="speedlab.labs.loss_against_time:loss_against_time",
+        question="Which recipe reaches a loss first?",
+    ),
+)  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
 

@@ -32,8 +32,8 @@ POWER_CAP = 0x04
 # NVML's numbers of the policies whose time is counted, and of the clock that the multiprocessors run at.
 POWER_POLICY, THERMAL_POLICY = 0, 1
 SM_CLOCK = 1
-# The counter moves in steps, seen from 10 to 100 ms: a tenth of a window of one second.
-COARSE_WINDOW_S = 1.0
+# The counter moves in steps, seen from 10 to 100 ms: at most a twentieth of a window of this length.
+ENERGY_WINDOW_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Watcher:
         if kind is None:
             self.energy_j = _joules(self._before, after)
             busy = self._others_busy_percent(self._before, after)
-            self.notes = [*_flags(self._before, after, busy), *_remarks(self._before, after, self.energy_j)]
+            self.notes = [*_flags(self._before, after, busy), *_remarks(self._before, after)]
         _ask(self._nvml.nvmlShutdown)
         self._card = self._before = None
 
@@ -184,7 +184,7 @@ def _flags(before: Reading, after: Reading, others_busy_percent: int | None) -> 
     return flags
 
 
-def _remarks(before: Reading, after: Reading, energy_j: float | None) -> list[str]:
+def _remarks(before: Reading, after: Reading) -> list[str]:
     remarks = []
     share = _share(before.power_ns, after.power_ns, before, after)
     if share is not None and share > 0:
@@ -193,9 +193,6 @@ def _remarks(before: Reading, after: Reading, energy_j: float | None) -> list[st
         remarks.append("the power cap held the clocks at an end of the window")
     if before.sm_clock_mhz is not None and after.sm_clock_mhz is not None:
         remarks.append(f"SM clock {before.sm_clock_mhz} MHz before and {after.sm_clock_mhz} MHz after the window")
-    seconds = after.seconds - before.seconds
-    if energy_j is not None and seconds < COARSE_WINDOW_S:
-        remarks.append(f"energy of a window of {seconds:.2f} s is coarse: the counter moves in steps of up to 0.1 s")
     return [f"{REMARK}{remark}" for remark in remarks]
 
 

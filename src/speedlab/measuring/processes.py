@@ -38,7 +38,7 @@ def answer_job(job_path: Path, answer_path: Path, place: Place) -> None:
     job = json.loads(job_path.read_text())
     recipe = Recipe.from_dict(job["recipe"])
     tokens = load_tokens(job["corpus"], get_profile(job["profile"])).tokens
-    measured = measure_variant(recipe, draw_weights(recipe), tokens, Plan(**job["plan"]), place)
+    measured = measure_variant(recipe, draw_weights(recipe), tokens, Plan(**job["plan"]), place, long_energy=True)
     if place.rank == 0:
         write_text_atomic(answer_path, json.dumps(asdict(measured)))
 

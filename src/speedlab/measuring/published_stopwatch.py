@@ -68,6 +68,9 @@ def measure_both(session: Session) -> list[Record]:
         step_ms=step_ms,
         kernels=[],
         losses=[],
+        energy_j=None,  # of the other window
+        energy_steps=None,
+        drift_step_ms=None,
         notes=[f"{tokens_per_s:,.0f} tokens/s over the whole window, evaluations included: the published statistic"],
     )
     if session.out is not None:

@@ -142,6 +142,8 @@ class Session(Workbench):
             peak_allocated_bytes=measured.peak.allocated_bytes,
             peak_reserved_bytes=measured.peak.reserved_bytes,
             energy_j=measured.energy_j,
+            energy_steps=measured.energy_steps,
+            skipped_steps=measured.skipped_steps,
             losses=list(itertools.takewhile(math.isfinite, measured.losses)),  # a record holds numbers only
             contract_verdict=verdict,
             contract_detail=detail,
@@ -158,8 +160,9 @@ class Session(Workbench):
         from speedlab.measuring.variant import measure_variant
 
         return measure_variant(
-            recipe, self.weights_for(recipe), self.tokens.tokens, self.plan, self.place, kernels=self.profile_at_once
-        )
+            recipe, self.weights_for(recipe), self.tokens.tokens, self.plan, self.place,
+            kernels=self.profile_at_once, long_energy=True,
+        )  # fmt: skip
 
     def _comparison(self, ladder: Ladder, rung: Rung) -> tuple[str | None, list[float] | None]:
         """The nearest rung below that runs here and its contract losses; nothing where none does.
@@ -210,9 +213,9 @@ class Session(Workbench):
 
     def _add_curves(self, ladder: Ladder, records: list[Record]) -> None:
         """Add to each rung that alters the training its loss curve over the same text as that of the rung before."""
-        from speedlab.measuring.curves import gap, training_curve
+        from speedlab.measuring.curves import gap, training_curve, with_skipped
 
-        def curve(recipe: Recipe) -> dict[str, list[float]]:
+        def curve(recipe: Recipe) -> dict[str, Any]:
             return training_curve(
                 recipe, self.weights_for(recipe), self.tokens.tokens, self.place, tokens_seen=self.profile.curve_tokens
             )
@@ -229,6 +232,8 @@ class Session(Workbench):
                 return detail | {"curve_before": one, "curve": two, "gap": gap(one, two)}
 
             self._add(records, index, "contract_detail", with_curves, what="loss curves")
+            records[index] = with_skipped(records[index])
+            self._write(records[index])
 
     @property
     def profile_at_once(self) -> bool:

@@ -13,7 +13,7 @@ from speedlab.ladder import Ladder
 from speedlab.profile import PROFILES
 from speedlab.publishing.tables import Table
 from speedlab.recipe import Recipe, one_line_diff
-from speedlab.records.record import METHOD, Record
+from speedlab.records.record import METHOD, METHODS, Record
 from speedlab.records.store import reading_order
 from speedlab.work import matmul_parameters, nominal_flops_per_token
 
@@ -54,7 +54,9 @@ def arithmetic() -> str:
 
 
 def method_version() -> str:
-    return f"The present version of the method is {METHOD}.\n"
+    """Each version of the method and what it brought, and which one is present."""
+    changes = "".join(f"* {version}: {change}\n" for version, change in METHODS.items())
+    return f"The present version of the method is {METHOD}. What each brought:\n\n{changes}"
 
 
 def device_title(slug: str) -> str:

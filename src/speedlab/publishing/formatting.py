@@ -54,6 +54,16 @@ def ratio(value: float | None, *, clear: bool | None) -> str:
     return f"{three_digits(value)}x" if clear else NO_CLEAR_DIFFERENCE
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """The interval of a ratio: "2.19–2.23"."""  # noqa: RUF002
+    return NOTHING if low is None or high is None else f"{three_digits(low)}–{three_digits(high)}"  # noqa: RUF001
+
+
+def drift(change: float) -> str:
+    """What a rung took the second time, at the end of its session: 0.012 is 1.2 % more."""
+    return f"timed again at the end: {percent(abs(change))} {'slower' if change > 0 else 'faster'}"
+
+
 def substitution(values: dict[str, Any]) -> str:
     """What ran in place of what was asked for, and why."""
     return f"{values['field']} {values['used']} instead of {values['asked']}: {values['reason']}"
@@ -79,7 +89,7 @@ def format_value(key: str, value: Any) -> str:
         return f"{three_digits(value)} tokens/J"
     if key.startswith(("speedup_", "scaling", "over_predicted")):
         return f"{three_digits(value)}x"
-    if key in ("mfu", "ceiling_fraction"):
+    if key in ("mfu", "ceiling_fraction", "drift"):
         return percent(value)
     if key.startswith("step_ms"):
         return f"{three_digits(value)} ms"

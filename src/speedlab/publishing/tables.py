@@ -131,7 +131,8 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
     # Beside the speeds of a toy the figures of a real model would only mislead.
     published = published and PROFILES[first["profile"]].publishable and bool(published_rows(ladder))
     numbers = ["tokens/s", "quartiles", "ms/step", "GiB reserved", "MFU", "of ceiling", "over predicted", "compile s"]
-    columns = ["rung", *numbers[:4], "this step", "so far", *numbers[4:], "bound by", "contract"]
+    numbers += ["95 %"]
+    columns = ["rung", *numbers[:4], "this step", "95 %", "so far", *numbers[4:8], "bound by", "contract"]
     if published:
         numbers += ["published tokens/s", "published GiB"]
         columns += numbers[-2:]
@@ -145,6 +146,7 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
             form.three_digits(row["step_ms_median"]),
             form.gib(row["peak_reserved_bytes"]),
             form.ratio(row["speedup_step"], clear=row["speedup_step_clear"]),
+            form.interval(row["speedup_step_low"], row["speedup_step_high"]),
             form.ratio(row["speedup_total"], clear=_is_first(row) or row["speedup_total_clear"]),
             form.percent(row["mfu"]),
             form.percent(row["ceiling_fraction"]),
@@ -266,6 +268,7 @@ def row_note(row: Row) -> str:
     parts = [f"{row['status'].replace('_', ' ')}: {row['reason']}"] if row["status"] != "measured" else []
     # The reasons stand once, below the table.
     parts += [f"{s['field']} {s['used']} instead of {s['asked']}" for s in row["substitutions"]]
+    parts += [] if row["drift"] is None else [form.drift(row["drift"])]
     parts += [note for note in row["notes"] if not note.startswith(REMARK)]
     return " ".join("; ".join(parts).split())
 

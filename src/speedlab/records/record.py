@@ -19,7 +19,13 @@ from speedlab.rung import CONTRACTS
 from speedlab.work import model_flops_utilization
 
 SCHEMA = 1  # raised when the fields change
-METHOD = 1  # raised when the measuring rule changes; everything is then measured again
+# Raised when the measuring rule changes; everything is then measured again. What each version brought:
+METHODS = {
+    1: "the rules of this page, with the energy of the timed window, however short",
+    2: "energy is counted over at least two seconds of steps, apart from the timed window where that one is shorter; "
+    "steps that the gradient scaler of float16 skips are counted and flag the row",
+}
+METHOD = max(METHODS)
 
 STATUSES = ("measured", "unavailable", "not_applicable", "out_of_memory", "contract_failed", "error")
 VERDICTS = ("reference", "passed", "differs", "failed")
@@ -62,6 +68,8 @@ CHECKS: dict[str, Check] = {
     "peak_allocated_bytes": check.optional(check.whole(minimum=1)),
     "peak_reserved_bytes": check.optional(check.whole(minimum=1)),
     "energy_j": check.optional(_positive),
+    "energy_steps": check.optional(check.whole(minimum=1)),
+    "skipped_steps": check.optional(check.table_of(check.whole())),
     "losses": check.list_of(check.number()),
     "contract": check.one_of(CONTRACTS),
     "contract_verdict": check.optional(check.one_of(VERDICTS)),
@@ -133,7 +141,7 @@ CHECKS: dict[str, Check] = {
     "utc": check.utc_time,
 }
 # Fields that came later than schema 1: records without them are as good, and are written back without them.
-LATER = ("energy_j",)
+LATER = ("energy_j", "energy_steps", "skipped_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +150,10 @@ class Record:
 
     recipe: what ran, or what would have run; contract_recipe: the same with dropout off, for the comparison.
     step_ms: time of each step in ms, at least 30 on a GPU. energy_j: joules that the GPUs of all processes took for
-    these steps; None where no counter was read. losses: of the contract run, in nats, one a step. kernels: [{name,
-    kind, calls, time_us}] of one step. notes: flags, and remarks that open with `REMARK`. reason: why the status is not
-    "measured".
+    `energy_steps` steps (None: for those of step_ms); None where no counter was read. skipped_steps: {"contract",
+    "window", "curve": steps of that run without an update}, where float16 is scaled. losses: of the contract run, in
+    nats, one a step. kernels: [{name, kind, calls, time_us}] of one step. notes: flags, and remarks that open with
+    `REMARK`. reason: why the status is not "measured".
     """
 
     session: str
@@ -164,6 +173,8 @@ class Record:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     energy_j: float | None = None
+    energy_steps: int | None = None
+    skipped_steps: dict[str, int] | None = None
     losses: list[float] = field(default_factory=list)
     contract: str
     contract_verdict: str | None = None

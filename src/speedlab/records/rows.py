@@ -19,11 +19,12 @@ def report_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
     """One row for each record, by device and in the order of its ladder; parts that are absent are None.
 
     tokens_per_s*: quartiles, over all processes. step_ms*: milliseconds. peak_*: bytes on one GPU. speedup_step: over
-    the rung named by `before`; speedup_total: over the first rung; `*_clear` says whether the difference exceeds the
-    spread. mfu: share of the data sheet's peak; ceiling_fraction: share of the matmul rate measured in the session,
-    both for the format that ran. predicted_*: as counted before the run, and the ceiling that binds; over_predicted:
-    measured over predicted time. energy_j_per_million_tokens: of the GPUs alone, whatever else the machine takes.
-    scaling: tokens/s over those of `data_parallel_1` of the same session.
+    the rung named by `before`; speedup_total: over the first rung; `*_low`, `*_high`: their 95 % intervals; `*_clear`:
+    whether the difference exceeds the spread. drift: change of the step time of the rung that was timed again at the
+    end, 0.01 for 1 % slower. mfu: share of the data sheet's peak; ceiling_fraction: share of the matmul rate measured
+    in the session, both for the format that ran. predicted_*: as counted before the run, and the ceiling that binds;
+    over_predicted: measured over predicted time. energy_j_per_million_tokens: of the GPUs alone, whatever else the
+    machine takes. scaling: tokens/s over those of `data_parallel_1` of the same session.
     """
     ordered = sorted(records, key=reading_order)
     rows = []
@@ -120,8 +121,12 @@ def _row(record: Record, group: list[Record], drift: float) -> dict[str, Any]:
         "compile_cache": record.compile_cache,
         "before": before and before.rung,
         "speedup_step": step and step.value,
+        "speedup_step_low": step and step.low,
+        "speedup_step_high": step and step.high,
         "speedup_step_clear": step and step.clear,
         "speedup_total": total and total.value,
+        "speedup_total_low": total and total.low,
+        "speedup_total_high": total and total.high,
         "speedup_total_clear": total and total.clear,
         "mfu": tokens and model_flops_utilization(recipe, tokens_per_s=tokens.median, gpu=record.machine["gpu"]),
         "ceiling_fraction": tokens and ceiling_fraction(record, tokens.median),
@@ -135,7 +140,9 @@ def _row(record: Record, group: list[Record], drift: float) -> dict[str, Any]:
         "attention_backend": attention_backend(record),
         "world_size": recipe.data_parallel,
         "scaling": _scaling(record, group),
+        "drift": stats.own_drift(record),
         "recompiles": record.recompiles,
+        "skipped_steps": record.skipped_steps,
         "notes": record.notes,
         "session": record.session,
         "machine_id": record.machine["machine_id"],

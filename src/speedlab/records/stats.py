@@ -57,10 +57,15 @@ def tokens_per_s(record: Record) -> Quartiles | None:
 
 
 def tokens_per_joule(record: Record) -> float | None:
-    """Tokens of the whole window over the joules that its GPUs took; None where no energy was counted."""
+    """Tokens over the joules that the GPUs took for them; None where no energy was counted."""
     if not record.energy_j or record.tokens_per_step is None:
         return None
-    return len(record.step_ms) * record.tokens_per_step / record.energy_j or None
+    return energy_steps(record) * record.tokens_per_step / record.energy_j or None
+
+
+def energy_steps(record: Record) -> int:
+    """How many steps took `energy_j`: the timed ones, or those of a longer window of their own."""
+    return record.energy_steps or len(record.step_ms)
 
 
 def ratio_interval(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, float]:
@@ -83,9 +88,17 @@ def _resampled_medians(samples: tuple[float, ...]) -> tuple[float, ...]:
 def drift(records: Iterable[Record]) -> float:
     """Relative change between the start and the end of a session of the rung that was timed twice; 0.0 without one."""
     for record in records:
-        if record.drift_step_ms and record.step_ms:
-            return abs(statistics.median(record.drift_step_ms) / statistics.median(record.step_ms) - 1)
+        change = own_drift(record)
+        if change is not None:
+            return abs(change)
     return 0.0
+
+
+def own_drift(record: Record) -> float | None:
+    """Relative change of the median step of a rung that was timed twice, positive where it got slower."""
+    if not record.drift_step_ms or not record.step_ms:
+        return None
+    return statistics.median(record.drift_step_ms) / statistics.median(record.step_ms) - 1
 
 
 def speedup(before: Record, after: Record, *, drift: float = 0.0) -> Ratio | None:
@@ -107,9 +120,3 @@ def speedup(before: Record, after: Record, *, drift: float = 0.0) -> Ratio | Non
         high=high,
         clear=apart and not low * (1 - drift) <= 1 <= high * (1 + drift),
     )
-
-
-def is_clear(before: Record, after: Record, *, drift: float = 0.0) -> bool:
-    """Whether the two speeds differ by more than the spread; False where one of them was not timed."""
-    ratio = speedup(before, after, drift=drift)
-    return ratio is not None and ratio.clear

@@ -83,6 +83,7 @@ class TrainingStep:
         self.scaler = torch.amp.GradScaler(device.type) if self.precision.scaled else None
         self.parallel = parallelize(self.model) if parallelize else None
         self.forward = compile_model(recipe, self.parallel or self.model)
+        self.calls = 0
         self.true_losses: list[Tensor] | None = None  # a list here makes each call append its `loss_over_true_ids`
 
     def __call__(self, batches: Iterator[Batch]) -> Tensor:
@@ -90,6 +91,7 @@ class TrainingStep:
 
         Nothing here waits for the GPU, except the gradient scaler of float16, which has to look for overflow.
         """
+        self.calls += 1
         with matmul_precision(self.recipe):
             self.optimizer.zero_grad(set_to_none=True)
             mean_loss = torch.zeros((), device=self.device)
@@ -104,6 +106,18 @@ class TrainingStep:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
             return mean_loss
+
+    @property
+    def skipped(self) -> int | None:
+        """Calls so far that the gradient scaler left without an update; None without a scaler.
+
+        Told by the optimizer's own count, which the scaler holds back where a gradient is not finite. Reading it waits
+        for the device, so it stays out of timed windows.
+        """
+        if self.scaler is None:
+            return None
+        updates = max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
+        return self.calls - updates
 
     def _forward_backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         with autocast(self.precision, self.device):
