@@ -21,7 +21,23 @@ class Entry:
     gpu: bool = False  # whether it means nothing without one
 
 
-ENTRIES: tuple[Entry, ...] = ()
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        name="data_pipeline",
+        question="How much does a step wait for its data, by source, workers and way of carrying?",
+        function="speedlab.labs.data_pipeline:pipelines",
+    ),
+    Entry(
+        name="slow_loader",
+        question="How slow may a loader be before the step waits for it?",
+        function="speedlab.labs.data_pipeline:slow_loader",
+    ),
+    Entry(
+        name="shapes_of_text",
+        question="What does padding cost, in tokens that are trained on?",
+        function="speedlab.labs.data_pipeline:shapes_of_text",
+    ),
+)
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
 
