@@ -19,7 +19,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "causal_mask": ("stored", "on_the_fly"),
     "matmul_precision": ("highest", "high"),
     "optimizer": ("for_loop", "default", "foreach", "fused"),
-    "host_memory": ("pageable", "pinned", "pinned_non_blocking"),
+    "host_memory": ("pageable", "pinned", "pinned_non_blocking", "double_buffered"),
     "precision": ("float32", "bfloat16", "bfloat16_master", "bfloat16_autocast", "float16_autocast"),
     "layers": ("handwritten", "native"),
     "attention": ("plain", "sdpa", "sdpa_math", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn"),

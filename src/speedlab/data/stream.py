@@ -5,7 +5,7 @@ Shapes: B sequences of a micro-batch, T context length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
 
+from speedlab.data.double_buffer import CudaCopies, DoubleBuffer
 from speedlab.errors import BadInput, check_choice
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """How a batch leaves the host: from page-locked memory or not, and whether the host waits for the copy."""
+    """How a batch leaves the host: from page-locked memory or not, whether the host waits, whether it goes ahead."""
 
     pin: bool
     non_blocking: bool
+    ahead: bool = False  # the next batch is copied in a stream of its own while the present one is used
 
 
 # What the recipe field host_memory means. There is no unpinned non-blocking form: the copy would wait anyway.
@@ -29,6 +31,7 @@ HOST_MEMORY = {
     "pageable": Transfer(pin=False, non_blocking=False),
     "pinned": Transfer(pin=True, non_blocking=False),
     "pinned_non_blocking": Transfer(pin=True, non_blocking=True),
+    "double_buffered": Transfer(pin=True, non_blocking=True, ahead=True),
 }
 
 
@@ -41,6 +44,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
     random state of torch is left alone.
 
     tokens: (num_tokens,) integers. num_workers: processes that load ahead; 0 loads when a batch is asked for.
+    around: wraps the dataset, for experiments that change how a batch is loaded.
     Raises BadInput for an unknown host_memory and for a corpus shorter than one batch on every rank.
     """
 
@@ -56,6 +60,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         rank: int = 0,
         world_size: int = 1,
         num_workers: int = 0,
+        around: Callable[[Dataset], Dataset] = lambda windows: windows,
     ) -> None:
         check_choice("host_memory", host_memory, HOST_MEMORY)
         needed_tokens = world_size * micro_batch * (context_length + 1)
@@ -78,12 +83,13 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         # Only CUDA has page-locked memory to copy from; elsewhere the field changes nothing.
         self.pins = transfer.pin and self.device.type == "cuda"
         self._non_blocking = transfer.non_blocking and self.pins
+        self._ahead = transfer.ahead and self.pins
         self._loader = DataLoader(
-            windows,
+            around(windows),
             batch_sampler=_EndlessBatches(sampler, micro_batch),
             collate_fn=_as_it_is,
             num_workers=num_workers,
-            pin_memory=self.pins,
+            pin_memory=self.pins and not self._ahead,  # a double buffer has page-locked memory of its own
             generator=torch.Generator().manual_seed(seed),  # otherwise the loader draws from the global one
         )
 
@@ -96,6 +102,8 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         """Start the loader and its workers and load the first batch on the host, so that a timed window need not."""
         if self._batches is None:
             self._batches = iter(self._loader)
+            if self._ahead:
+                self._batches = DoubleBuffer(self._batches, CudaCopies(self.device))
             self._first = next(self._batches)
 
     def __next__(self) -> tuple[Tensor, Tensor]:
@@ -104,6 +112,8 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         inputs_BT, targets_BT = self._first or next(self._batches)
         self._first = None
         self._num_delivered += 1
+        if self._ahead:
+            return inputs_BT, targets_BT
         return (
             inputs_BT.to(self.device, non_blocking=self._non_blocking),
             targets_BT.to(self.device, non_blocking=self._non_blocking),

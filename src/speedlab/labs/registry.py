@@ -34,6 +34,21 @@ ENTRIES: tuple[Entry, ...] = (
         name="loss_against_time", function="speedlab.labs.loss_against_time:loss_against_time",
         question="Which recipe reaches a loss first?",
     ),
+    Entry(
+        name="data_pipeline",
+        question="How much does a step wait for its data, by source, workers and way of carrying?",
+        function="speedlab.labs.data_pipeline:pipelines",
+    ),
+    Entry(
+        name="slow_loader",
+        question="How slow may a loader be before the step waits for it?",
+        function="speedlab.labs.data_pipeline:slow_loader",
+    ),
+    Entry(
+        name="shapes_of_text",
+        question="What does padding cost, in tokens that are trained on?",
+        function="speedlab.labs.data_pipeline:shapes_of_text",
+    ),
 )  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
