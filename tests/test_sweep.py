@@ -113,3 +113,30 @@ def test_times_and_launches_are_positive():
     measured = measure_shapes(CEILINGS, [SMALL], MACHINE)
     assert measured["launch_s"] > 0
     assert all(rate > 0 for name in ("gemm_flops_per_s", "pass_bytes_per_s") for rate in measured[name].values())
+
+
+@pytest.mark.parametrize(("call_s", "calls_each"), [(1e-6, 20), (4e-4, 5), (0.0126, 1), (0.0, 20)])
+def test_a_sample_on_a_gpu_holds_enough_calls_to_hide_its_marks(call_s, calls_each, monkeypatch):
+    """A clock that moves by `call_s` with each call and by 50 ns with each mark stands in for the GPU's events."""
+    now, calls = [0.0], []
+
+    class Clock:
+        def __init__(self, device):
+            self.marks = []
+
+        def mark(self):
+            now[0] += 5e-8
+            self.marks.append(now[0])
+
+        def step_ms(self):
+            return [1e3 * (self.marks[1] - self.marks[0])]
+
+    def call():
+        calls.append(1)
+        now[0] += call_s
+
+    monkeypatch.setattr(sweep, "Stopwatch", Clock)
+    monkeypatch.setattr(sweep, "synchronize", lambda device: None)
+    seconds = sweep._seconds(call, torch.device("cuda"))
+    assert len(calls) == 2 + sweep.SAMPLES * calls_each
+    assert seconds == pytest.approx(call_s, abs=6e-8)

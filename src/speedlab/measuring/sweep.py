@@ -177,7 +177,7 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> float:
         return _sample(call, device, 1)
     synchronize(device)
     estimate = _sample(call, device, 1)
-    calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_S / estimate)))
+    calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_S / max(estimate, 1e-7))))
     return median(_sample(call, device, calls) for _ in range(SAMPLES))
 
 

@@ -126,8 +126,7 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
     rows: all of one device and ladder. published: with a column of the published figures, where there are any.
     titles: name rungs in words instead of by their keys.
     """
-    first = rows[0]
-    ladder = first["ladder"]
+    first, ladder = rows[0], rows[0]["ladder"]
     # Beside the speeds of a toy the figures of a real model would only mislead.
     published = published and PROFILES[first["profile"]].publishable and bool(published_rows(ladder))
     numbers = ["tokens/s", "quartiles", "ms/step", "GiB reserved", "MFU", "of ceiling", "over predicted", "compile s"]
@@ -170,9 +169,7 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
 
 
 # What most readers compare fits the width of a page; the rest of each row follows in a second table.
-COMPARED = (
-    "rung", "tokens/s", "ms/step", "GiB reserved", "this step", "so far", "published tokens/s",
-)  # fmt: skip
+COMPARED = ("rung", "tokens/s", "ms/step", "GiB reserved", "this step", "so far", "published tokens/s")
 
 
 def compared_and_detail(rows: list[Row]) -> tuple[Table, Table]:

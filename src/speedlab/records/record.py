@@ -36,6 +36,8 @@ KERNEL_KINDS = (
 )  # fmt: skip
 # How a note opens that flags nothing: it tells more about the window and casts no doubt on it.
 REMARK = "remark: "
+# Tables of `ceilings` at the session's own shapes, which earlier records lack.
+SHAPE_RATES = ("gemm_flops_per_s", "attention_flops_per_s", "pass_bytes_per_s")
 # Fewer samples give quartiles that one slow step can move.
 FEWEST_GPU_STEPS = 30
 
@@ -87,12 +89,7 @@ CHECKS: dict[str, Check] = {
     "ceilings": check.optional(
         check.fields_of(
             {"matmul_flops_per_s": check.table_of(_positive), "copy_bytes_per_s": _positive, "utc": check.utc_time},
-            {
-                "gemm_flops_per_s": check.table_of(_positive),
-                "attention_flops_per_s": check.table_of(_positive),
-                "pass_bytes_per_s": check.table_of(_positive),
-                "launch_s": _positive,
-            },
+            dict.fromkeys(SHAPE_RATES, check.table_of(_positive)) | {"launch_s": _positive},
         )
     ),
     "predicted": check.optional(
