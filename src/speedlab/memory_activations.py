@@ -111,7 +111,7 @@ def feed_forward(recipe: Recipe) -> int:
 
 
 def kept_outside_blocks(recipe: Recipe) -> dict[str, int]:
-    """Bytes kept by the embeddings, the last LayerNorm and the casts of weights. The loss is counted with the logits."""
+    """Bytes kept by the embeddings, the last LayerNorm and the casts of weights. The loss counts with the logits."""
     size = sizes_of(recipe)
     # Look-ups keep the ids they looked up. A compiled graph keeps the two look-ups instead of their sum, which the
     # first LayerNorm keeps otherwise.
@@ -177,7 +177,7 @@ def recomputed_in_block(recipe: Recipe) -> int:
 
 
 def _selected(recipe: Recipe) -> int:
-    """Outputs of the matmuls with weights (q, k, v, out, up, down: nine widths), of the attention kernel and dropout."""
+    """Outputs of the matmuls with weights (q, k, v, out, up, down: nine widths), of attention kernel and dropout."""
     size = sizes_of(recipe)
     matmuls = 9 * size.width * size.compute
     if recipe.attention in ("plain", "sdpa_math"):
