@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speedlab.cards import Card
+from speedlab.device import MAX_AUTOTUNE_MULTIPROCESSORS, Capabilities, Substitution, adapt
 from speedlab.memory_plan import plan_memory
 from speedlab.recipe import CHOICES, Recipe
 
@@ -40,6 +41,15 @@ class Step:
     fits: bool
 
 
+def on_card(recipe: Recipe, card: Card) -> tuple[Recipe, tuple[Substitution, ...]]:
+    """The recipe as this card would run it, and what had to change: float16 where it has no bfloat16 units, say."""
+    machine = Capabilities(
+        device_type="cuda", capability=card.capability, gpu_name=card.title, gpus=recipe.data_parallel,
+        multiprocessors=MAX_AUTOTUNE_MULTIPROCESSORS,  # whether it autotunes makes no difference to memory
+    )  # fmt: skip
+    return adapt(recipe, machine)
+
+
 def needed_bytes(recipe: Recipe, card: Card) -> int:
     """Bytes of the card that the recipe is predicted to need, reserve included."""
     return round(_peak(recipe, card) * (1 + ALLOCATOR_SHARE)) + CONTEXT_BYTES
@@ -54,6 +64,7 @@ def largest_micro_batch(recipe: Recipe, card: Card) -> int:
     low, high = 0, 1
     while high <= LARGEST_MICRO_BATCH and fits(recipe.but(micro_batch=high), card):
         low, high = high, 2 * high
+    high = min(high, LARGEST_MICRO_BATCH + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(recipe.but(micro_batch=middle), card) else (low, middle)

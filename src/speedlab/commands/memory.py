@@ -35,7 +35,7 @@ def memory(
 ) -> None:
     """Predict the memory of a training step: what holds it, whether it fits a card, what to change."""
     from speedlab.cards import CARDS
-    from speedlab.device import Capabilities, adapt
+    from speedlab.memory_fit import on_card
     from speedlab.publishing.memory_report import memory_report, memory_values
 
     check_choice("card", card, [known.slug for known in CARDS])
@@ -48,11 +48,7 @@ def memory(
             raise BadInput(f"--{name} is {value}: it must be a whole number from 1 to {LARGEST[name]:,}")
     given = {field: value for field, value in zip(fields, sizes.values(), strict=True) if value is not None}
     wanted = _recipe_of(recipe).but(**given | _typed(changes or []))
-    machine = Capabilities(
-        device_type="cuda", capability=chosen.capability, gpu_name=chosen.title, gpus=wanted.data_parallel,
-        multiprocessors=1_000,
-    )  # fmt: skip
-    planned, substitutions = adapt(wanted, machine)
+    planned, substitutions = on_card(wanted, chosen)
     notes = tuple(f"{s.field} {s.used} instead of {s.asked}: {s.reason}" for s in substitutions)
     if as_json:
         print(json.dumps(memory_values(planned, chosen, notes), indent=1))

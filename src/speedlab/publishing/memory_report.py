@@ -66,7 +66,7 @@ def memory_report(recipe: Recipe, card: Card, notes: tuple[str, ...] = ()) -> st
     for name, amount in values["parts"].items():
         lines.append(f"{name:<14}{_gib(values['whole'][name]):>9}{_gib(amount):>13}  {HOLDS[name]}")
     lines += [
-        f"{'peak':<14}{'':>9}{_gib(values['peak_allocated_bytes']):>13}  allocated, at the moment of {values['peak_at']}",
+        f"{'peak':<14}{'':>9}{_gib(values['peak_allocated_bytes']):>13}  allocated, at: {values['peak_at']}",
         "",
         "activations: "
         + ", ".join(f"{name} {_gib(amount)}" for name, amount in values["activations"].items() if amount >= 2**20),
