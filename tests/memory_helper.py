@@ -8,7 +8,7 @@ FlashAttention's operator, and autocast casts what PyTorch's list for CUDA says.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -43,6 +43,10 @@ class Storages(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = 0
         self.known: set[int] = set()
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """What was there before and is written in place would count as born when it is first seen."""
+        self.known |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         result = operation(*arguments, **(options or {}))
@@ -102,11 +106,16 @@ class CudaAutocast(TorchFunctionMode):
         return super().__exit__(*error)
 
 
+def written_out(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False) -> Tensor:
+    return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, dropout_p, is_causal)[0]
+
+
 @contextmanager
-def as_on_cuda() -> Iterator[None]:
+def as_on_cuda(recipe: Recipe) -> Iterator[None]:
+    fused = written_out if recipe.attention == "sdpa_math" else flash_attention
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "dropout", native_dropout)
-        patch.setattr(F, "scaled_dot_product_attention", flash_attention)
+        patch.setattr(F, "scaled_dot_product_attention", fused)
         yield
 
 
@@ -120,7 +129,7 @@ def count(recipe: Recipe, change: Callable[[GPT], None] = lambda model: None) ->
         saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    with as_on_cuda(), Storages() as storages:
+    with as_on_cuda(recipe), Storages() as storages:
         before = torch.get_default_dtype()
         torch.set_default_dtype(precision.weights)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory_helper import count
+from memory_helper import Storages, count
 from torch.utils.checkpoint import checkpoint
 
 from speedlab.ladder import LADDERS, NINE_STEPS
@@ -20,6 +20,7 @@ from speedlab.memory_plan import (
     parameter_tensors,
     plan_memory,
     total_parameters,
+    update_bytes,
 )
 from speedlab.model import GPT
 from speedlab.recipe import Recipe
@@ -41,6 +42,9 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"precision": "bfloat16_autocast"},
     {"precision": "bfloat16_autocast", "dropout": 0.0, "output_head": "tied", "layers": "native"},
     {"precision": "float16_autocast", **NATIVE, "micro_batch": 1},
+    # With dropout the meta device would keep its noise as numbers, which a GPU does not.
+    {**NATIVE, "attention": "sdpa_math", "dropout": 0.0},
+    {**NATIVE, "attention": "sdpa_math", "dropout": 0.0, "precision": "bfloat16"},
 )
 # nll_loss keeps one number, FlashAttention a seed and an offset for each layer.
 SMALL_CHANGE = 4 + SMALL.num_layers * 24
@@ -122,6 +126,19 @@ def _checkpointed(forward):
     return lambda x: checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False)
 
 
+@pytest.mark.parametrize("changes", [{}, {"attention": "sdpa"}, {"attention": "sdpa", "dropout": 0.0}], ids=str)
+@pytest.mark.parametrize("kind", ["off", "every_block", "every_second_block", "feed_forward", "selective"])
+def test_what_the_package_s_own_checkpointing_leaves(kind: str, changes: dict[str, Any]) -> None:
+    package = pytest.importorskip("speedlab.training.checkpointing", reason="recipes have no checkpointing yet")
+    recipe = Checkpointed(
+        **SMALL.but(num_layers=3, layers="native", **changes).as_dict() | {"checkpointing": kind}
+    )  # fmt: skip
+    size, plan = sizes_of(recipe), plan_memory(recipe)
+    log_probabilities_and_ids = size.rows * (recipe.padded_vocab_size * size.stream + 8)
+    after = count(recipe, lambda model: package.apply_checkpointing(recipe, model)).after_forward
+    assert sum(plan.activations.values()) + log_probabilities_and_ids == pytest.approx(after, rel=0.001)
+
+
 @pytest.mark.parametrize("kind", ["every_block", "every_second_block", "feed_forward", "selective", "offload"])
 def test_checkpointing_keeps_less_and_fills_up_in_the_backward_pass(kind: str) -> None:
     whole = NINE_STEPS.recipe_at("merged_qkv")
@@ -147,6 +164,27 @@ def test_optimizer_state_against_torch(optimizer: str, precision: str) -> None:
     )
     held = moments + sum(master.nbytes for master in masters or [])
     assert plan_memory(recipe).parts["optimizer"] == held
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16_master"])
+@pytest.mark.parametrize("optimizer", ["foreach", "for_loop"])
+def test_what_an_update_takes_besides(optimizer: str, precision: str) -> None:
+    recipe = SMALL.but(optimizer=optimizer, precision=precision)
+    model = GPT(recipe)
+    masters = [p.detach().clone() for p in model.parameters()] if precision == "bfloat16_master" else None
+    model.to(dtype=torch.float32 if precision == "float32" else torch.bfloat16)
+    built = build_optimizer(recipe, model.parameters(), masters)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    built.step()
+    adam = built.optimizer if masters else built
+    storages = Storages()
+    storages.leave_out([*model.parameters(), *(parameter.grad for parameter in model.parameters())])
+    storages.leave_out([value for state in adam.state.values() for value in state.values()])
+    storages.leave_out([parameter for group in adam.param_groups for parameter in group["params"]])
+    with storages:
+        built.step()
+    assert storages.peak == pytest.approx(update_bytes(recipe), abs=1024)  # and a few single numbers
 
 
 @pytest.mark.parametrize(
