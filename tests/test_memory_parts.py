@@ -82,6 +82,18 @@ def test_what_grows_is_said_to_grow() -> None:
     assert "activations +" in sentence and "logits +" in sentence
 
 
+def test_where_cuda_graphs_replay_no_error_is_claimed() -> None:
+    pair = [
+        measured("torch_compile", ladder="six-steps"),
+        measured("torch_compile_max_autotune", 0.4, ladder="six-steps"),
+    ]
+    found = memory_parts.parts_of(pair)
+    table = memory_parts.parts_table(found)
+    assert [line[-1] for line in table.cells] == ["0.0 %", "CUDA graphs"]
+    assert memory_parts.GRAPHS_NOTE in table.notes
+    assert memory_parts.savings(found, "six-steps") == []
+
+
 def test_records_of_two_places_or_without_a_peak_are_refused() -> None:
     with pytest.raises(BadInput, match="2"):
         memory_parts.parts_of([make_record(), make_record(ladder="six-steps")])

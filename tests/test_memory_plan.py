@@ -16,6 +16,7 @@ from speedlab.memory_plan import (
     COMPONENTS,
     LARGE_WORKSPACE,
     WORKSPACE_THREADS,
+    is_counted,
     not_modelled,
     parameter_tensors,
     plan_memory,
@@ -204,7 +205,10 @@ def test_committed_peaks_are_predicted(record: Record) -> None:
         pytest.skip(f"the formulas do not know {', '.join(unknown)}")
     capability = tuple(record.machine.get("capability") or (9, 0))
     predicted = plan_memory(recipe, capability=capability).peak_allocated_bytes
-    # CUDA graphs keep pools of their own, several GPUs buffers for what they exchange: looser there.
+    if not is_counted(recipe):
+        assert 0.9 * record.peak_allocated_bytes <= predicted <= 1.1 * record.peak_reserved_bytes
+        return
+    # Several GPUs hold buffers for what they exchange; other ladders have formats and heads that this one has not.
     simple = record.ladder == "nine-steps" and recipe.data_parallel == 1
     assert predicted == pytest.approx(record.peak_allocated_bytes, rel=0.05 if simple else 0.10)
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from speedlab.errors import BadInput
 from speedlab.ladder import LADDERS, NINE_STEPS, SIX_STEPS
-from speedlab.memory_plan import COMPONENTS, MemoryPlan, not_modelled, plan_memory
+from speedlab.memory_plan import COMPONENTS, MemoryPlan, is_counted, not_modelled, plan_memory
 from speedlab.profile import PROFILES
 from speedlab.publishing import formatting as form
 from speedlab.publishing.facts import device_title
@@ -26,6 +26,7 @@ from speedlab.records.record import Record
 from speedlab.records.store import reading_order
 
 COLOURS = dict(zip(COMPONENTS, (BLUE, VERMILION, ORANGE, "#CC79A7", SKY, GREEN, "#7d858e"), strict=True))
+GRAPHS_NOTE = "CUDA graphs: a replay allocates nothing, so the allocator's count leaves out what the graphs keep"
 # A change of the peak below this share of the first rung's is not worth a sentence.
 WORTH_A_SENTENCE = 0.01
 # Parts below this share of a rung's change are left out of its sentence.
@@ -34,12 +35,13 @@ WORTH_A_WORD = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """One measured rung: its plan, and the peak that was measured, in bytes."""
+    """One measured rung: its plan, and the peak that was measured, in bytes. counted: whether that saw everything."""
 
     title: str
     rung: str
     plan: MemoryPlan
     measured: int
+    counted: bool = True
 
     @property
     def error(self) -> float:
@@ -59,7 +61,12 @@ def parts_of(records: Sequence[Record]) -> list[Parts]:
             continue
         plan = plan_memory(recipe, capability=tuple(record.machine.get("capability") or (9, 0)))
         title = rung_title(record.ladder, record.rung)
-        found.append(Parts(title=title, rung=record.rung, plan=plan, measured=record.peak_allocated_bytes))
+        found.append(
+            Parts(
+                title=title, rung=record.rung, plan=plan, measured=record.peak_allocated_bytes,
+                counted=is_counted(recipe),
+            )
+        )  # fmt: skip
     return found
 
 
@@ -111,7 +118,7 @@ def parts_table(found: Sequence[Parts]) -> Table:
             *(form.gib(one.plan.parts[name]) if one.plan.parts[name] else "0" for name in shown),
             form.gib(one.plan.peak_allocated_bytes),
             form.gib(one.measured),
-            signed_percent(one.error),
+            signed_percent(one.error) if one.counted else "CUDA graphs",
         )
         for one in found
     )
@@ -123,6 +130,7 @@ def parts_table(found: Sequence[Parts]) -> Table:
         notes=(
             "parts and predicted: by formula, from the recipe alone; measured: what tensors held at the peak",
             *_moments(found),
+            *(GRAPHS_NOTE for _ in found[:1] if not all(one.counted for one in found)),
         ),
     )
 
@@ -133,7 +141,7 @@ def savings(found: Sequence[Parts], ladder: str) -> list[str]:
     for one in found:
         known = LADDERS.get(ladder)
         before = by_rung.get(known.before(one.rung) or "") if known and one.rung in known.keys else None
-        if before is None:
+        if before is None or not (one.counted and before.counted):
             continue
         moved = one.measured - before.measured
         if abs(moved) < WORTH_A_SENTENCE * found[0].measured:
@@ -164,10 +172,10 @@ def memory_section(records: Sequence[Record], draw: Callable[[str, Any, str], st
         caption = f"What holds the memory along ladder {ladder} on {title}: parts by formula, peak measured."
         figure = draw(f"{ladder}-{device}-memory-parts", memory_parts(whole), caption)
         listed = "".join(f"* {sentence}\n" for sentence in savings(found, ladder))
-        worst = max(found, key=lambda one: abs(one.error))
+        worst = max((one for one in found if one.counted), key=lambda one: abs(one.error), default=None)
+        error = worst and f"The largest error of a prediction is {signed_percent(worst.error)}, at *{worst.title}*.\n\n"
         words.append(
-            f"### {title}, ladder {ladder}\n\n{figure}{listed}\nThe largest error of a prediction is "
-            f"{signed_percent(worst.error)}, at *{worst.title}*.\n\n{parts_table(found).markdown()}\n"
+            f"### {title}, ladder {ladder}\n\n{figure}{listed}\n{error or ''}{parts_table(found).markdown()}\n"
         )
     return "".join(words) or "No record with a peak of GPU memory is committed yet.\n"
 
