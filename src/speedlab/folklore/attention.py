@@ -9,6 +9,7 @@ from speedlab.folklore.claim import Claim, Verdict, pending
 from speedlab.folklore.evidence import Found, find, from_records
 from speedlab.folklore.formulas import SEVEN_B, attention_share, matrix_bytes
 from speedlab.ladder import NINE_STEPS
+from speedlab.memory_activations import scores
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records import stats
@@ -169,7 +170,12 @@ def long_matrix(records: Sequence[Record]) -> Verdict:
         f"{dtype} {form.gib(size)} GiB for a head and {form.gib(heads * size)} GiB for a layer of {heads} heads"
         for dtype, size in sizes.items()
     )
-    text = f"By formula, at {FAIRLY_LONG:,} tokens and for one sequence: {said}."
+    recipe = NINE_STEPS.recipe_at("native_layers").but(context_length=FAIRLY_LONG, micro_batch=1)
+    kept = recipe.num_layers * scores(recipe)
+    text = (
+        f"By formula, at {FAIRLY_LONG:,} tokens and for one sequence: {said}. What training keeps of it, probabilities "
+        f"before and after dropout and two masks, has {form.gib(kept)} GiB in {recipe.num_layers} layers of bfloat16."
+    )
     tens = [number >= 10e9 for size in sizes.values() for number in (size, heads * size)]
     if all(tens) or not any(tens):
         return Verdict(verdict="confirmed" if all(tens) else "refuted", evidence=text)

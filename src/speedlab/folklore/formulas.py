@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import struct
 
+from speedlab.memory_plan import parameter_tensors, total_parameters
 from speedlab.recipe import Recipe
-from speedlab.work import attention_flops_per_token, matmul_parameters, nominal_flops_per_token
+from speedlab.work import attention_flops_per_token, nominal_flops_per_token
+
+__all__ = [
+    "BYTES", "GB", "SEVEN_B", "activation_bytes", "attention_share", "lost_above", "matrix_bytes",
+    "parameter_tensors", "to_bfloat16", "total_parameters",
+]  # fmt: skip
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "bool": 1}
 GB = 1e9
 
 # A model of the size that people call 7B, in the shape of this book's models.
 SEVEN_B = Recipe(num_layers=32, embedding_width=4096, num_heads=32, context_length=4096, vocab_size=32_000)
-
-
-def total_parameters(recipe: Recipe) -> int:
-    """All distinct weights: tables, matmuls, biases, norms."""
-    width, rows = recipe.embedding_width, recipe.padded_vocab_size
-    tables = (rows if recipe.output_head == "untied" else 0) * width + recipe.context_length * width
-    biases = width + 4 * width + width + (3 * width if recipe.qkv_bias else 0)  # out, up, down
-    norms = 2 * width
-    return matmul_parameters(recipe) + tables + recipe.num_layers * (biases + 2 * norms) + norms
-
-
-def parameter_tensors(recipe: Recipe) -> int:
-    """How many tensors an optimizer loops over."""
-    projections = 1 if recipe.qkv_projection == "merged" else 3
-    per_layer = projections * (2 if recipe.qkv_bias else 1) + 3 * 2 + 2 * 2  # q, k, v; out, up, down; two norms
-    return recipe.num_layers * per_layer + 2 + 2 + (1 if recipe.output_head == "untied" else 0)
 
 
 def attention_share(recipe: Recipe) -> float:

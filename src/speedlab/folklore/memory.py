@@ -8,13 +8,15 @@ from itertools import pairwise
 from speedlab.folklore.claim import Claim, Verdict, pending
 from speedlab.folklore.evidence import Found, from_records, kind_ms
 from speedlab.folklore.formulas import BYTES, GB, activation_bytes
+from speedlab.ladder import NINE_STEPS
+from speedlab.memory_activations import kept_by_block
+from speedlab.memory_paper import state_bytes
+from speedlab.memory_plan import loss_bytes
 from speedlab.publishing import formatting as form
-from speedlab.recipe import Recipe
 from speedlab.records.record import Record
 
-# What a block keeps for its backward pass, in full-width tensors, with native layers and fused attention: two
-# normalized inputs, q, k, v, the attention output, the residual, and four widths before and after GELU.
-KEPT_WIDTHS = 2 + 3 + 1 + 1 + 4 + 4
+# Blocks as chapter 7 leaves them: bfloat16, native layers, fused attention.
+RECIPE = NINE_STEPS.recipe_at("merged_qkv")
 SEVEN_BILLION = 7e9
 
 
@@ -26,32 +28,31 @@ def _recomputed() -> str:
 
 
 def group_sizes(records: Sequence[Record]) -> Verdict:
-    """Count the full-width tensors kept when groups of 1 to 12 blocks are checkpointed together."""
-    layers = Recipe().num_layers
+    """Add up what is kept when groups of 1 to 12 blocks are checkpointed together, one group being run again."""
+    layers, block = RECIPE.num_layers, sum(kept_by_block(RECIPE).values())
+    size_of_input = activation_bytes(RECIPE, "bfloat16")
     sizes = [size for size in range(1, layers + 1) if layers % size == 0]
-    kept = [layers // size + size * KEPT_WIDTHS for size in sizes]
-    listed = ", ".join(f"{tensors} at {size}" for size, tensors in zip(sizes, kept, strict=True))
+    kept = [layers // size * size_of_input + size * block for size in sizes]
+    listed = ", ".join(f"{form.gib(amount)} at {size}" for size, amount in zip(sizes, kept, strict=True))
     saves_more = all(after < before for before, after in pairwise(kept))
     return Verdict(
         verdict="confirmed" if saves_more else "refuted",
-        evidence=f"By formula, full-width tensors kept for {layers} blocks by blocks per group: {listed}. Each block "
-        "is run again once, whatever the group.",
+        evidence=f"By formula, GiB of activations at most for {layers} blocks by blocks per group: {listed}; without "
+        f"checkpointing {form.gib(layers * block)}. Each block is run again once, whatever the group.",
         needs="time and memory over these group sizes, eager and compiled",
     )
 
 
 def layer_norm_bytes(records: Sequence[Record]) -> Verdict:
-    """Compare what a LayerNorm keeps, and what it takes to make it again, with a matmul."""
-    recipe = Recipe()
-    norm, attention = (activation_bytes(recipe, "bfloat16") for _ in ("LayerNorm", "attention output"))
-    norms = 2 * recipe.num_layers + 1
-    per_element, matmul = 8, 2 * recipe.embedding_width  # eight operations written out; a dot product of width C
+    """Compare what the LayerNorms of a block keep with what the block keeps, and making one again with a matmul."""
+    kept = kept_by_block(RECIPE)
+    norms, block = kept["layer norms"], sum(kept.values())
+    per_element, matmul = 8, 2 * RECIPE.embedding_width  # eight operations written out; a dot product of width C
     return Verdict(
-        verdict="refuted" if norm >= attention else "confirmed",
-        evidence=f"By formula, batch {recipe.micro_batch}, bfloat16: a LayerNorm keeps "
-        f"{form.three_digits(norm / 2**20)} MiB, as much as any full-width tensor, and {norms} of them "
-        f"{form.three_digits(norms * norm / 2**20)} MiB. Making one again takes some {per_element} operations per "
-        f"element, a matmul at least {matmul:,}.",
+        verdict="refuted" if norms / block >= 1 / 10 else "confirmed",
+        evidence=f"By formula, batch {RECIPE.micro_batch}, bfloat16: the two LayerNorms of a block keep their inputs "
+        f"and their outputs, {form.three_digits(norms / 2**20)} MiB, {form.percent(norms / block)} of all that the "
+        f"block keeps. Making one again takes some {per_element} operations per element, a matmul at least {matmul:,}.",
         needs="a selective policy that keeps matmul and attention outputs and recomputes the rest, timed",
     )
 
@@ -73,15 +74,15 @@ def levers_of_speed(found: Found) -> Verdict:
 
 def seven_billion(records: Sequence[Record]) -> Verdict:
     """Multiply the bytes of weights, gradients and moments by seven billion."""
-    two, four = BYTES["bfloat16"], BYTES["float32"]
-    moments, gradients = 2 * two * SEVEN_BILLION / GB, two * SEVEN_BILLION / GB
-    mixed = (two + two + four + 2 * four) * SEVEN_BILLION / GB
+    all_16_bit = {what: size / GB for what, size in state_bytes(SEVEN_BILLION, "all 16-bit").items()}
+    moments, gradients = all_16_bit["moments"], all_16_bit["gradients"]
+    mixed = sum(state_bytes(SEVEN_BILLION, "mixed").values()) / GB
     right = (moments, gradients) == (14, 7)
     return Verdict(
         verdict="confirmed" if right else "refuted",
         evidence=f"By formula, all in 16 bits: moments {moments:.0f} GB, gradients {gradients:.0f} GB, weights "
-        f"{gradients:.0f} GB, together {moments + 2 * gradients:.0f} GB. With float32 master weights and moments: "
-        f"{mixed:.0f} GB.",
+        f"{all_16_bit['weights']:.0f} GB, together {sum(all_16_bit.values()):.0f} GB. With float32 master weights and "
+        f"moments: {mixed:.0f} GB. Activations and logits come on top.",
     )
 
 
@@ -97,9 +98,10 @@ def optimizer_bytes(records: Sequence[Record]) -> Verdict:
 
 
 def _logits() -> str:
-    recipe = Recipe()
-    logits = recipe.micro_batch * recipe.context_length * recipe.padded_vocab_size * BYTES["bfloat16"]
-    return f"By formula: the logits that it need not keep have {form.gib(logits)} GiB in bfloat16 at the first batch."
+    return (
+        f"By formula: the logits and their two gradients, which it need not hold at once, have "
+        f"{form.gib(loss_bytes(RECIPE))} GiB in bfloat16 at the first batch."
+    )
 
 
 CLAIMS = (

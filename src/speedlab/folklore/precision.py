@@ -10,6 +10,7 @@ from speedlab.cards import CARDS, find_card
 from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, calls, find, from_records, kind_ms
 from speedlab.folklore.formulas import lost_above, to_bfloat16, total_parameters
+from speedlab.memory_plan import plan_memory
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records import stats
@@ -89,11 +90,14 @@ def what_bfloat16_saves(found: Found) -> Verdict:
     before, after = (found[rung].peak_reserved_bytes for rung in ("pinned_memory", "bfloat16"))
     explained = 4 * 2 * total_parameters(Recipe.from_dict(found["bfloat16"].recipe))
     saved = before - after
+    plans = [plan_memory(Recipe.from_dict(found[rung].recipe)).parts for rung in ("pinned_memory", "bfloat16")]
+    activations, logits = (plans[0][part] - plans[1][part] for part in ("activations", "logits"))
     published = [published_row("nine-steps", rung).reserved_gib for rung in ("pinned_memory", "bfloat16")]
     text = (
         f"{found.where} reserved memory fell from {form.gib(before)} to {form.gib(after)} GiB. Two bytes less for each "
-        f"weight, gradient and two moments explain {form.gib(explained)} of the {form.gib(saved)} GiB saved; the rest "
-        f"are activations. Published, A100: {form.three_digits(published[0] - published[1])} GiB saved."
+        f"weight, gradient and two moments explain {form.gib(explained)} of the {form.gib(saved)} GiB saved. By "
+        f"formula activations give {form.gib(activations)} and logits {form.gib(logits)} GiB. Published, A100: "
+        f"{form.three_digits(published[0] - published[1])} GiB saved."
     )
     if saved <= 0:
         return Verdict(verdict="refuted", evidence=text)

@@ -49,6 +49,11 @@ ENTRIES: tuple[Entry, ...] = (
         question="What does padding cost, in tokens that are trained on?",
         function="speedlab.labs.data_pipeline:shapes_of_text",
     ),
+    Entry(
+        name="memory_planner",
+        question="How near do formulas come to the measured peak of memory?",
+        function="speedlab.labs.memory_planner:predicted_against_measured",
+    ),
 )  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 

@@ -18,6 +18,7 @@ from speedlab.publishing import facts, figures, roofline
 from speedlab.publishing.attribution_table import attribution_section
 from speedlab.publishing.diagrams import write_diagrams
 from speedlab.publishing.folklore_page import folklore_section
+from speedlab.publishing.memory_parts import memory_section
 from speedlab.publishing.tables import Row, by_ladder, compared_and_detail, published_table
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
@@ -49,6 +50,7 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     others = [
         group for group in groups if not (_is_whole(group) and group[0]["ladder"] in (NINE_STEPS.name, SIX_STEPS.name))
     ]
+    writer.fragment("memory_parts", memory_section(committed, writer.figure))
     writer.fragment("attribution", attribution_section(rows))
     writer.fragment("results_other", "".join(map(_other_section, others)) or "No other records are committed yet.\n")
     writer.fragment("results_run", _run_section(report_rows(_read(run_records)) if run_records else []))
