@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from speedlab.folklore.claim import Claim, Verdict, pending
+from speedlab.folklore import lab_steps
+from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, from_records, kind_ms
 from speedlab.folklore.formulas import BYTES, GB, activation_bytes
 from speedlab.publishing import formatting as form
@@ -16,13 +17,6 @@ from speedlab.records.record import Record
 # normalized inputs, q, k, v, the attention output, the residual, and four widths before and after GELU.
 KEPT_WIDTHS = 2 + 3 + 1 + 1 + 4 + 4
 SEVEN_BILLION = 7e9
-
-
-def _recomputed() -> str:
-    return (
-        f"By formula: a step is one forward and two backward products, so recomputing every forward pass adds "
-        f"{form.percent(1 / 3)} of arithmetic; attention backward and the optimizer make it less of the time."
-    )
 
 
 def group_sizes(records: Sequence[Record]) -> Verdict:
@@ -96,22 +90,15 @@ def optimizer_bytes(records: Sequence[Record]) -> Verdict:
     )
 
 
-def _logits() -> str:
-    recipe = Recipe()
-    logits = recipe.micro_batch * recipe.context_length * recipe.padded_vocab_size * BYTES["bfloat16"]
-    return f"By formula: the logits that it need not keep have {form.gib(logits)} GiB in bfloat16 at the first batch."
-
-
 CLAIMS = (
     Claim(
-        key="checkpointing_costs_30_percent", group=21, evidence_kind="nothing yet",
-        experiment=pending("time and memory of checkpointing every block at rung torch_compile, eager and compiled",
-                           _recomputed),
+        key="checkpointing_costs_30_percent", group=21, evidence_kind="experiments",
+        experiment=lab_steps.checkpointing_cost,
         claim="Checkpointing costs 30 %.", expectation="A third of arithmetic at most, less of the time.",
     ),
     Claim(
-        key="per_layer_is_slow", group=21, evidence_kind="nothing yet",
-        experiment=pending("time over group sizes 1, 2, 3, 4, 6 and 12, and over checkpoint_sequential's segments"),
+        key="per_layer_is_slow", group=21, evidence_kind="experiments",
+        experiment=lab_steps.larger_groups,
         claim="Checkpointing per layer is slow; larger blocks are faster.",
         expectation="Hardly: every block is run again once either way.",
     ),
@@ -126,8 +113,8 @@ CLAIMS = (
         expectation="It keeps a full-width tensor and is the cheapest to make again.",
     ),
     Claim(
-        key="non_reentrant_needs_more", group=23, evidence_kind="nothing yet",
-        experiment=pending("peak memory of reentrant and non-reentrant checkpointing of the same blocks"),
+        key="non_reentrant_needs_more", group=23, evidence_kind="experiments",
+        experiment=lab_steps.non_reentrant,
         claim="Non-reentrant checkpointing needs more memory.", expectation="No difference worth the name.",
     ),
     Claim(
@@ -145,8 +132,8 @@ CLAIMS = (
         claim="bfloat16 halves the optimizer's state.", expectation="Against float32; against float16 nothing halves.",
     ),
     Claim(
-        key="fused_cross_entropy_faster", group=25, evidence_kind="nothing yet",
-        experiment=pending("head and loss fused and apart at this width, time and peak memory", _logits),
+        key="fused_cross_entropy_faster", group=25, evidence_kind="experiments",
+        experiment=lab_steps.loss_in_chunks,
         claim="Fused linear cross-entropy is faster.", expectation="It saves memory; at this width hardly time.",
     ),
 )  # fmt: skip

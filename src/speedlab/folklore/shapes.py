@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from speedlab.folklore.claim import Claim, Verdict, pending
+from speedlab.folklore import lab_steps
+from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, calls, from_records, kind_ms, name_ms
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
@@ -71,14 +72,6 @@ def tile_sizes(found: Found) -> Verdict:
         verdict="refuted" if not CLAIMED_TILES & tiles.keys() else "confirmed",
         evidence=f"{found.where} {len(tiles)} tiles of a thread block in the names of matmul kernels, most time first: "
         f"{listed}.",
-    )
-
-
-def _rows_of_a_batch() -> str:
-    recipe = Recipe()
-    return (
-        f"By formula: a matmul's rows are batch x {recipe.context_length:,}, a multiple of {recipe.context_length:,} "
-        "for every batch, so that its alignment cannot depend on the batch."
     )
 
 
@@ -154,9 +147,8 @@ CLAIMS = (
         expectation="The tiles of a thread block are far larger and not square.",
     ),
     Claim(
-        key="batch_power_of_two", group=18, evidence_kind="nothing yet",
-        experiment=pending("a sweep of batches 24, 28, 30, 31, 32, 33, 40 and 48 at rung padded_vocab",
-                           _rows_of_a_batch),
+        key="batch_power_of_two", group=18, evidence_kind="experiments",
+        experiment=lab_steps.batch_power_of_two,
         claim="The batch must be a power of two.", expectation="No: the number of rows is aligned for every batch.",
     ),
     Claim(
@@ -174,8 +166,8 @@ CLAIMS = (
         claim="Padding the vocabulary leaves the loss as it is.", expectation="A small shift, unless they are masked.",
     ),
     Claim(
-        key="padded_logits_need_masks", group=19, evidence_kind="nothing yet",
-        experiment=pending("training with padded logits masked, unmasked, and rows set to zero; then sampling"),
+        key="padded_logits_need_masks", group=19, evidence_kind="experiments",
+        experiment=lab_steps.padded_logits,
         claim="Padded logits have to be masked, in the loss and when sampling.",
         expectation="Sampling must; the loss soon learns to avoid them.",
     ),
