@@ -39,7 +39,8 @@ def test_without_its_rows_a_claim_is_undecided_and_says_what_would_decide_it(cla
              "folklore_training", "loss_against_time")  # fmt: skip
     nothing = [experiment(name, {"what": "x", "kind": "x", "seconds": [0.0]}) for name in names]
     assert claim.judge([], nothing) == claim.judge([], [])
-    assert claim.judge([], []).verdict == "not_decided"
+    without = claim.judge([], [])
+    assert without.needs and (without.verdict == "not_decided" or without.evidence.startswith("By formula"))
     assert claim.experiment_words.endswith((".", "?"))
 
 
@@ -158,6 +159,38 @@ def test_larger_groups_and_the_older_form_are_compared_with_every_block() -> Non
     assert judge("per_layer_is_slow", "checkpointing", *rows[:2], way("groups_of_12", 100.0)) == "confirmed"
     for old, found in ((2**30, "refuted"), (2**29, "confirmed")):
         assert judge("non_reentrant_needs_more", "checkpointing", rows[0], way("reentrant", 130.0, peak=old)) == found
+
+
+@pytest.mark.parametrize(
+    ("peaks", "times", "found"),
+    [
+        ((8, 6, 4), (100.0, 110.0, 120.0), "confirmed"),
+        ((8, 9, 12), (100.0, 100.0, 101.0), "refuted"),
+        ((8, 6, 4), (100.0, 100.0, 100.0), "depends"),
+    ],
+)
+def test_fewer_checkpoints_are_judged_by_memory_and_time(peaks: tuple, times: tuple, found: str) -> None:
+    ways = ("every_block", "groups_of_3", "groups_of_12")
+    rows = [way(name, ms, peak=peak * 2**30) for name, ms, peak in zip(ways, times, peaks, strict=True)]
+    assert judge("fewer_checkpoints_save_more", "checkpointing", *rows) == found
+    assert "By formula" not in verdict("fewer_checkpoints_save_more", "checkpointing", *rows).evidence
+
+
+def test_what_is_cheap_to_recompute_is_shown_beside_the_count() -> None:
+    rows = way("off", 100.0, peak=8 * 2**30), way("selective", 104.0, peak=5 * 2**30), way("every_block", 130.0)
+    answer = verdict("skip_layer_norm", "checkpointing", *rows)
+    assert answer.verdict == "refuted" and "By formula" in answer.evidence
+    assert "5.00 GiB and 104 ms (all but matmuls and attention)" in answer.evidence
+
+
+@pytest.mark.parametrize(("long_ms", "found"), [(130.0, "refuted"), (101.0, "confirmed")])
+def test_long_and_many_sequences_are_compared_at_equal_tokens(long_ms: float, found: str) -> None:
+    rows = [
+        {"kind": "grid", "compile": "off", "micro_batch": batch, "context_length": context, "step_ms": [ms]}
+        for batch, context, ms in ((64, 256, 100.0), (4, 4096, long_ms))
+    ]
+    answer = verdict("context_or_batch", "batch_probe", *rows)
+    assert answer.verdict == found and "64 x 256: 163,840" in answer.evidence
 
 
 @pytest.mark.parametrize(("small", "large", "found"), [(9.0, 9.0, "confirmed"), (11.0, 10.0, "refuted"), (11.0, 8.0, "depends")])  # fmt: skip  # noqa: E501

@@ -133,11 +133,12 @@ def typical(row: dict[str, Any] | None, name: str) -> float | None:
 
 
 def from_experiment(
-    name: str, *, needs: str, known: Callable[[], str] = str
+    name: str, *, needs: str = "", known: Callable[[], str] = str, otherwise: Experiment | None = None
 ) -> Callable[[Callable[[Lab], Verdict | None]], Experiment]:
     """Make a function of an experiment's rows the experiment of a claim, undecided where it was not run on a GPU.
 
     The function answers None where rows that it needs are missing. known: what can be said without it, by formula.
+    otherwise: what decides it without such a run, in place of `needs` and `known`.
     """
 
     def decorate(function: Callable[[Lab], Verdict | None]) -> Experiment:
@@ -150,6 +151,8 @@ def from_experiment(
             ]
             lab = max(labs, key=lambda lab: len(lab.experiment.measured), default=None)
             verdict = function(lab) if lab is not None else None
+            if verdict is None and otherwise is not None:
+                return otherwise(records)
             return verdict or Verdict(verdict="not_decided", evidence=known(), needs=needs)
 
         return experiment

@@ -1,21 +1,22 @@
-"""Verdicts on whole steps from experiments of the labs: batches, padding, checkpoints, the loss, seconds to a loss."""
+"""Verdicts on whole steps from experiments of the labs: batches and contexts, padding, seconds to a loss."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from speedlab.folklore.claim import Verdict
 from speedlab.folklore.evidence import Lab, from_experiment, typical
-from speedlab.folklore.formulas import BYTES
 from speedlab.labs.loss_against_time import levels, seconds_to, tokens_per_s
 from speedlab.ladder import NINE_STEPS
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
+from speedlab.records.record import Record
+from speedlab.work import nominal_flops_per_token
 
 SWEPT = (24, 28, 30, 31, 32, 33, 40, 48)
 POWER = 32
 AS_FAST, SLOWER = 0.95, 0.90
-THIRTY_PERCENT = (0.25, 0.35)
 FASTER = 0.97  # of the time: a difference that counts
-NO_DIFFERENCE = 1.02
 LARGE_GAP = 0.02  # nats
 SAMPLED = 1_000_000  # tokens that somebody may draw
 
@@ -51,6 +52,38 @@ def batch_power_of_two(lab: Lab) -> Verdict | None:
     return Verdict(verdict="depends", on_what="which batch: full tiles count, not powers of two", evidence=text)
 
 
+def _by_formula(records: Sequence[Record]) -> Verdict:
+    """Count the arithmetic of a token at four times the context, and at four times the batch."""
+    recipe = Recipe()
+    longer = nominal_flops_per_token(recipe.but(context_length=4 * recipe.context_length))
+    larger = nominal_flops_per_token(recipe.but(micro_batch=4 * recipe.micro_batch))
+    base = nominal_flops_per_token(recipe)
+    return Verdict(
+        verdict="refuted" if longer != larger else "confirmed",
+        evidence=f"By formula: four times the batch costs {form.three_digits(larger / base)} times the FLOPs per "
+        f"token, four times the context {form.three_digits(longer / base)} times.",
+        needs="a grid of batch and context at equal tokens, in tokens/s",
+    )
+
+
+@from_experiment("batch_probe", otherwise=_by_formula)
+def context_or_batch(lab: Lab) -> Verdict | None:
+    """Time steps of the same number of tokens as few long or many short sequences, and count their arithmetic."""
+    rates = {}
+    for row in lab.rows(kind="grid", compile="off"):
+        step_ms = typical(row, "step_ms")
+        if step_ms:
+            tokens = row["micro_batch"] * row["context_length"]
+            rates[row["micro_batch"], row["context_length"]] = 1e3 * tokens / step_ms
+    if len(rates) < 2:
+        return None
+    listed = ", ".join(f"{batch} x {context:,}: {form.count(rate)}" for (batch, context), rate in rates.items())
+    return Verdict(
+        verdict="refuted" if min(rates.values()) < AS_FAST * max(rates.values()) else "confirmed",
+        evidence=f"{lab.where} tokens/s by batch x context: {listed}. {_by_formula(()).evidence}",
+    )
+
+
 @from_experiment(
     "folklore_training", needs="training with padded logits masked, unmasked, and rows drawn like others; then sampling"
 )
@@ -80,111 +113,6 @@ def padded_logits(lab: Lab) -> Verdict | None:
         verdict="depends", evidence=text,
         on_what="where: the loss teaches the model to avoid them, and a sampler still meets one now and then",
     )  # fmt: skip
-
-
-def _recomputed() -> str:
-    return (
-        f"By formula: a step is one forward and two backward products, so recomputing every forward pass adds "
-        f"{form.percent(1 / 3)} of arithmetic; attention backward and the optimizer make it less of the time."
-    )
-
-
-def _variants(lab: Lab) -> dict[tuple[str, str], dict]:
-    """Rows of the shortest context by (way, compile)."""
-    rows = lab.rows(kind="variant")
-    shortest = min((row["context_length"] for row in rows), default=0)
-    return {(row["way"], row["compile"]): row for row in rows if row["context_length"] == shortest}
-
-
-@from_experiment(
-    "checkpointing", known=_recomputed,
-    needs="time and memory of checkpointing every block, eager and compiled",
-)  # fmt: skip
-def checkpointing_cost(lab: Lab) -> Verdict | None:
-    """Divide the time of a step that checkpoints every block by that of one that keeps everything."""
-    rows = _variants(lab)
-    costs = {}
-    for mode in dict.fromkeys(mode for _, mode in rows):
-        plain, every = (typical(rows.get((way, mode)), "step_ms") for way in ("off", "every_block"))
-        if plain and every:
-            costs["without a compiler" if mode == "off" else "compiled"] = every / plain - 1
-    if not costs:
-        return None
-    listed = ", ".join(f"{form.percent(cost)} {mode}" for mode, cost in costs.items())
-    text = f"{lab.where} every block checkpointed takes {listed} more time. {_recomputed()}"
-    held = [THIRTY_PERCENT[0] <= cost <= THIRTY_PERCENT[1] for cost in costs.values()]
-    if all(held) or not any(held):
-        return Verdict(verdict="confirmed" if all(held) else "refuted", evidence=text)
-    return Verdict(verdict="depends", on_what="whether a compiler chooses what is recomputed", evidence=text)
-
-
-@from_experiment(
-    "checkpointing", needs="time over group sizes 1, 2, 3, 4, 6 and 12, and over checkpoint_sequential's segments"
-)
-def larger_groups(lab: Lab) -> Verdict | None:
-    """Compare the time of a step over the size of the groups that are checkpointed together."""
-    rows = _variants(lab)
-    single = typical(rows.get(("every_block", "off")), "step_ms")
-    groups = {
-        int(way.removeprefix("groups_of_")): typical(row, "step_ms")
-        for (way, mode), row in rows.items()
-        if way.startswith("groups_of_") and mode == "off"
-    }
-    if not single or not groups or not all(groups.values()):
-        return None
-    listed = ", ".join(f"{form.three_digits(groups[size])} at {size}" for size in sorted(groups))
-    return Verdict(
-        verdict="confirmed" if min(groups.values()) < FASTER * single else "refuted",
-        evidence=f"{lab.where} ms per step: {form.three_digits(single)} with every block by itself; blocks together: "
-        f"{listed}.",
-    )
-
-
-@from_experiment("checkpointing", needs="peak memory of reentrant and non-reentrant checkpointing of the same blocks")
-def non_reentrant(lab: Lab) -> Verdict | None:
-    """Compare the peak memory of both forms of checkpointing every block."""
-    rows = _variants(lab)
-    new, old = (rows.get((way, "off"), {}).get("peak_allocated_bytes") for way in ("every_block", "reentrant"))
-    if not new or not old:
-        return None
-    return Verdict(
-        verdict="confirmed" if new > NO_DIFFERENCE * old else "refuted",
-        evidence=f"{lab.where} peak of allocated memory {form.gib(new)} GiB non-reentrant, {form.gib(old)} GiB "
-        "reentrant.",
-    )
-
-
-def _logits() -> str:
-    recipe = Recipe()
-    logits = recipe.micro_batch * recipe.context_length * recipe.padded_vocab_size * BYTES["bfloat16"]
-    return f"By formula: the logits that it need not keep have {form.gib(logits)} GiB in bfloat16 at the first batch."
-
-
-@from_experiment(
-    "folklore_micro", known=_logits, needs="head and loss fused and apart at this width, time and peak memory"
-)
-def loss_in_chunks(lab: Lab) -> Verdict | None:
-    """Time head and loss with gradients, all logits at once and some rows at a time, at this width."""
-    parts, ratios = [], []
-    for apart in lab.rows(what="loss", kind="apart"):
-        chunks = lab.row(what="loss", kind="in chunks", batch=apart["batch"])
-        times = typical(apart, "both_ms"), typical(chunks, "both_ms")
-        if not all(times):
-            continue
-        ratios.append(times[0] / times[1])
-        memory = [row.get("peak_allocated_bytes") for row in (apart, chunks)]
-        held = f", peak {form.gib(memory[0])} and {form.gib(memory[1])} GiB" if all(memory) else ""
-        parts.append(
-            f"at batch {apart['batch']} {form.three_digits(times[0])} ms at once and {form.three_digits(times[1])} ms "
-            f"in chunks{held}"
-        )
-    if not ratios:
-        return None
-    text = f"{lab.where} {'; '.join(parts)}. {_logits()}"
-    faster = [ratio * FASTER > 1 for ratio in ratios]
-    if all(faster) or not any(faster):
-        return Verdict(verdict="confirmed" if all(faster) else "refuted", evidence=text)
-    return Verdict(verdict="depends", on_what="the batch", evidence=text)
 
 
 @from_experiment(

@@ -3,51 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from speedlab.folklore import lab_steps
+from speedlab.folklore import lab_memory
 from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, from_records, kind_ms
-from speedlab.folklore.formulas import BYTES, GB, activation_bytes
+from speedlab.folklore.formulas import BYTES, GB
 from speedlab.publishing import formatting as form
-from speedlab.recipe import Recipe
 from speedlab.records.record import Record
 
-# What a block keeps for its backward pass, in full-width tensors, with native layers and fused attention: two
-# normalized inputs, q, k, v, the attention output, the residual, and four widths before and after GELU.
-KEPT_WIDTHS = 2 + 3 + 1 + 1 + 4 + 4
 SEVEN_BILLION = 7e9
-
-
-def group_sizes(records: Sequence[Record]) -> Verdict:
-    """Count the full-width tensors kept when groups of 1 to 12 blocks are checkpointed together."""
-    layers = Recipe().num_layers
-    sizes = [size for size in range(1, layers + 1) if layers % size == 0]
-    kept = [layers // size + size * KEPT_WIDTHS for size in sizes]
-    listed = ", ".join(f"{tensors} at {size}" for size, tensors in zip(sizes, kept, strict=True))
-    saves_more = all(after < before for before, after in pairwise(kept))
-    return Verdict(
-        verdict="confirmed" if saves_more else "refuted",
-        evidence=f"By formula, full-width tensors kept for {layers} blocks by blocks per group: {listed}. Each block "
-        "is run again once, whatever the group.",
-        needs="time and memory over these group sizes, eager and compiled",
-    )
-
-
-def layer_norm_bytes(records: Sequence[Record]) -> Verdict:
-    """Compare what a LayerNorm keeps, and what it takes to make it again, with a matmul."""
-    recipe = Recipe()
-    norm, attention = (activation_bytes(recipe, "bfloat16") for _ in ("LayerNorm", "attention output"))
-    norms = 2 * recipe.num_layers + 1
-    per_element, matmul = 8, 2 * recipe.embedding_width  # eight operations written out; a dot product of width C
-    return Verdict(
-        verdict="refuted" if norm >= attention else "confirmed",
-        evidence=f"By formula, batch {recipe.micro_batch}, bfloat16: a LayerNorm keeps "
-        f"{form.three_digits(norm / 2**20)} MiB, as much as any full-width tensor, and {norms} of them "
-        f"{form.three_digits(norms * norm / 2**20)} MiB. Making one again takes some {per_element} operations per "
-        f"element, a matmul at least {matmul:,}.",
-        needs="a selective policy that keeps matmul and attention outputs and recomputes the rest, timed",
-    )
 
 
 @from_records("padded_vocab", needs="rung padded_vocab of ladder nine-steps, with its kernels", kernels=True)
@@ -93,28 +57,29 @@ def optimizer_bytes(records: Sequence[Record]) -> Verdict:
 CLAIMS = (
     Claim(
         key="checkpointing_costs_30_percent", group=21, evidence_kind="experiments",
-        experiment=lab_steps.checkpointing_cost,
+        experiment=lab_memory.checkpointing_cost,
         claim="Checkpointing costs 30 %.", expectation="A third of arithmetic at most, less of the time.",
     ),
     Claim(
         key="per_layer_is_slow", group=21, evidence_kind="experiments",
-        experiment=lab_steps.larger_groups,
+        experiment=lab_memory.larger_groups,
         claim="Checkpointing per layer is slow; larger blocks are faster.",
         expectation="Hardly: every block is run again once either way.",
     ),
     Claim(
-        key="fewer_checkpoints_save_more", group=21, evidence_kind="formula", experiment=group_sizes,
+        key="fewer_checkpoints_save_more", group=21, evidence_kind="experiments",
+        experiment=lab_memory.fewer_checkpoints,
         claim="Fewer checkpoints save more memory and cost more time.",
         expectation="Neither: a large group holds all its activations at once when it is run again.",
     ),
     Claim(
-        key="skip_layer_norm", group=22, evidence_kind="formula", experiment=layer_norm_bytes,
+        key="skip_layer_norm", group=22, evidence_kind="experiments", experiment=lab_memory.skipped_layer_norm,
         claim="LayerNorm can be left out of checkpointing, because it is small.",
         expectation="It keeps a full-width tensor and is the cheapest to make again.",
     ),
     Claim(
         key="non_reentrant_needs_more", group=23, evidence_kind="experiments",
-        experiment=lab_steps.non_reentrant,
+        experiment=lab_memory.non_reentrant,
         claim="Non-reentrant checkpointing needs more memory.", expectation="No difference worth the name.",
     ),
     Claim(
@@ -133,7 +98,7 @@ CLAIMS = (
     ),
     Claim(
         key="fused_cross_entropy_faster", group=25, evidence_kind="experiments",
-        experiment=lab_steps.loss_in_chunks,
+        experiment=lab_memory.loss_in_chunks,
         claim="Fused linear cross-entropy is faster.", expectation="It saves memory; at this width hardly time.",
     ),
 )  # fmt: skip

@@ -13,7 +13,6 @@ from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records.published import load, published_row
 from speedlab.records.record import KERNEL_KINDS, Record
-from speedlab.work import nominal_flops_per_token
 
 # GEMM kernels whose operands are not aligned carry it in their names.
 UNALIGNED = r"_align1\b"
@@ -121,20 +120,6 @@ def padded_loss(records: Sequence[Record]) -> Verdict:
     return Verdict(verdict="depends", on_what="whether the loss leaves the padded logits out", evidence=text)
 
 
-def context_or_batch(records: Sequence[Record]) -> Verdict:
-    """Count the arithmetic of a token at four times the context, and at four times the batch."""
-    recipe = Recipe()
-    longer = nominal_flops_per_token(recipe.but(context_length=4 * recipe.context_length))
-    larger = nominal_flops_per_token(recipe.but(micro_batch=4 * recipe.micro_batch))
-    base = nominal_flops_per_token(recipe)
-    return Verdict(
-        verdict="refuted" if longer != larger else "confirmed",
-        evidence=f"By formula: four times the batch costs {form.three_digits(larger / base)} times the FLOPs per "
-        f"token, four times the context {form.three_digits(longer / base)} times.",
-        needs="a grid of batch and context at equal memory, in tokens/s",
-    )
-
-
 CLAIMS = (
     Claim(
         key="padding_for_bandwidth", group=17, evidence_kind="records", experiment=what_padding_changes,
@@ -172,7 +157,7 @@ CLAIMS = (
         expectation="Sampling must; the loss soon learns to avoid them.",
     ),
     Claim(
-        key="context_or_batch", group=20, evidence_kind="formula", experiment=context_or_batch,
+        key="context_or_batch", group=20, evidence_kind="experiments", experiment=lab_steps.context_or_batch,
         claim="A longer context and a larger batch come to the same.",
         expectation="No: attention's share grows with the context.",
     ),
