@@ -140,10 +140,9 @@ def _warnings(rows: list[dict[str, Any]]) -> str:
     said = {message: row["rung"] for row in rows if row["what"] == "warning" for message in row["messages"]}
     if not said:
         return ""
-    listed = "".join(
-        f"* `{message}` (first at rung *{NINE_STEPS.rung(rung).title}*)\n" for message, rung in said.items()
-    )
-    return f"What PyTorch warns of in deterministic mode:\n\n{listed}"
+    cells = tuple((message, NINE_STEPS.rung(rung).title) for message, rung in said.items())
+    table = Table("", ("what PyTorch warns of in deterministic mode", "first at rung"), cells)
+    return table.markdown()
 
 
 def _costs(rows: list[dict[str, Any]]) -> str:
