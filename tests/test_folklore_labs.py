@@ -252,6 +252,29 @@ def test_the_counter_is_read_while_one_number_is_added_to(percent: int, found: s
     assert judge("gpu_util_is_share_of_card", "folklore_micro", row) == found
 
 
+@pytest.mark.parametrize(("launches", "found"), [(60, "refuted"), (1_500, "confirmed")])
+def test_the_default_optimizer_is_judged_by_its_launches(launches: int, found: str) -> None:
+    rows = [
+        {"what": "launches", "implementation": name, "tensors": 160, "launches": count}
+        for name, count in (("for_loop", 2_000), ("default", launches), ("foreach", 60), ("fused", 9))
+    ]
+    answer = verdict("adamw_default_loops", "folklore_micro", *rows)
+    assert answer.verdict == found and "for_loop 2,000" in answer.evidence
+
+
+@pytest.mark.parametrize(("large_ms", "found"), [(1.5, "confirmed"), (3.0, "refuted")])
+def test_a_fused_update_is_compared_at_two_sizes(large_ms: float, found: str) -> None:
+    rows = [
+        {"what": "optimizer", "size": size, "weights": weights, "implementation": name, "update_ms": [ms]}
+        for size, weights, name, ms in (
+            ("124M", 163_000_000, "default", 2.0), ("124M", 163_000_000, "fused", 1.0),
+            ("350M", 400_000_000, "default", 6.0), ("350M", 400_000_000, "fused", large_ms),
+        )
+    ]  # fmt: skip
+    answer = verdict("fused_gains_with_size", "folklore_micro", *rows)
+    assert answer.verdict == found and "2.00x at 163 M weights" in answer.evidence
+
+
 @pytest.mark.parametrize(("error", "found"), [(None, "refuted"), ("Expected to have finished", "confirmed")])
 def test_ddp_is_judged_by_the_error_of_cat(error: str | None, found: str) -> None:
     rows = [{"what": "ddp", "case": "torch.cat", "error": error}, {"what": "ddp", "case": "unused layer", "error": "E"}]
