@@ -54,6 +54,18 @@ ENTRIES: tuple[Entry, ...] = (
         question="How near do formulas come to the measured peak of memory?",
         function="speedlab.labs.memory_planner:predicted_against_measured",
     ),
+    Entry(
+        name="folklore_micro", function="speedlab.labs.folklore_micro:folklore_micro",
+        question="Optimizers, autocast, head and loss, the busy counter: what do they do one by one?",
+    ),
+    Entry(
+        name="folklore_training", function="speedlab.labs.folklore_training:folklore_training",
+        question="Must padded logits be masked, and does fused attention regularise?",
+    ),
+    Entry(
+        name="folklore_host", function="speedlab.labs.folklore_host:folklore_host",
+        question="Where does the memory of loader processes go, and what does DDP complain about?",
+    ),
 )  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
