@@ -12,7 +12,7 @@ from speedlab.records.record import Record
 
 VERDICTS = ("confirmed", "refuted", "depends", "not_decided")
 # What an experiment looks at. "nothing yet": it takes a run that nobody has made.
-EVIDENCE = ("records", "data sheets", "formula", "source code", "nothing yet")
+EVIDENCE = ("records", "data sheets", "formula", "source code", "experiments", "nothing yet")
 GROUPS = range(1, 33)
 
 

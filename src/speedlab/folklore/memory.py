@@ -7,7 +7,16 @@ from itertools import pairwise
 
 from speedlab.folklore.claim import Claim, Verdict, pending
 from speedlab.folklore.evidence import Found, from_records, kind_ms
+from speedlab.folklore.experiments import measured_words
 from speedlab.folklore.formulas import BYTES, GB, activation_bytes
+from speedlab.folklore.memory_runs import (
+    accumulation_measured,
+    groups_measured,
+    non_reentrant,
+    per_layer,
+    selective_measured,
+    thirty_percent,
+)
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records.record import Record
@@ -16,13 +25,6 @@ from speedlab.records.record import Record
 # normalized inputs, q, k, v, the attention output, the residual, and four widths before and after GELU.
 KEPT_WIDTHS = 2 + 3 + 1 + 1 + 4 + 4
 SEVEN_BILLION = 7e9
-
-
-def _recomputed() -> str:
-    return (
-        f"By formula: a step is one forward and two backward products, so recomputing every forward pass adds "
-        f"{form.percent(1 / 3)} of arithmetic; attention backward and the optimizer make it less of the time."
-    )
 
 
 def group_sizes(records: Sequence[Record]) -> Verdict:
@@ -35,8 +37,8 @@ def group_sizes(records: Sequence[Record]) -> Verdict:
     return Verdict(
         verdict="confirmed" if saves_more else "refuted",
         evidence=f"By formula, full-width tensors kept for {layers} blocks by blocks per group: {listed}. Each block "
-        "is run again once, whatever the group.",
-        needs="time and memory over these group sizes, eager and compiled",
+        "is run again once, whatever the group." + measured_words("checkpointing", groups_measured),
+        needs="time and memory over these group sizes, compiled",
     )
 
 
@@ -51,7 +53,7 @@ def layer_norm_bytes(records: Sequence[Record]) -> Verdict:
         evidence=f"By formula, batch {recipe.micro_batch}, bfloat16: a LayerNorm keeps "
         f"{form.three_digits(norm / 2**20)} MiB, as much as any full-width tensor, and {norms} of them "
         f"{form.three_digits(norms * norm / 2**20)} MiB. Making one again takes some {per_element} operations per "
-        f"element, a matmul at least {matmul:,}.",
+        f"element, a matmul at least {matmul:,}." + measured_words("checkpointing", selective_measured),
         needs="a selective policy that keeps matmul and attention outputs and recomputes the rest, timed",
     )
 
@@ -66,7 +68,8 @@ def levers_of_speed(found: Found) -> Verdict:
     return Verdict(
         verdict="refuted" if bound < 2 else "not_decided",
         evidence=f"{found.where} if accumulation made the optimizer free, and loading left no pause between kernels, "
-        f"a step would be {form.three_digits(bound)}x faster at most. Checkpointing adds arithmetic.",
+        f"a step would be {form.three_digits(bound)}x faster at most. Checkpointing adds arithmetic."
+        + measured_words("accumulation", accumulation_measured),
         needs="accumulation, checkpointing and loading measured together on top of rung padded_vocab",
     )
 
@@ -104,14 +107,11 @@ def _logits() -> str:
 
 CLAIMS = (
     Claim(
-        key="checkpointing_costs_30_percent", group=21, evidence_kind="nothing yet",
-        experiment=pending("time and memory of checkpointing every block at rung torch_compile, eager and compiled",
-                           _recomputed),
+        key="checkpointing_costs_30_percent", group=21, evidence_kind="experiments", experiment=thirty_percent,
         claim="Checkpointing costs 30 %.", expectation="A third of arithmetic at most, less of the time.",
     ),
     Claim(
-        key="per_layer_is_slow", group=21, evidence_kind="nothing yet",
-        experiment=pending("time over group sizes 1, 2, 3, 4, 6 and 12, and over checkpoint_sequential's segments"),
+        key="per_layer_is_slow", group=21, evidence_kind="experiments", experiment=per_layer,
         claim="Checkpointing per layer is slow; larger blocks are faster.",
         expectation="Hardly: every block is run again once either way.",
     ),
@@ -126,8 +126,7 @@ CLAIMS = (
         expectation="It keeps a full-width tensor and is the cheapest to make again.",
     ),
     Claim(
-        key="non_reentrant_needs_more", group=23, evidence_kind="nothing yet",
-        experiment=pending("peak memory of reentrant and non-reentrant checkpointing of the same blocks"),
+        key="non_reentrant_needs_more", group=23, evidence_kind="experiments", experiment=non_reentrant,
         claim="Non-reentrant checkpointing needs more memory.", expectation="No difference worth the name.",
     ),
     Claim(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from speedlab.folklore.claim import Claim, Verdict, pending
 from speedlab.folklore.evidence import Found, calls, from_records, kind_ms, name_ms
+from speedlab.folklore.experiments import measured_words
+from speedlab.folklore.memory_runs import grid_measured, power_of_two
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records.published import load, published_row
@@ -74,14 +76,6 @@ def tile_sizes(found: Found) -> Verdict:
     )
 
 
-def _rows_of_a_batch() -> str:
-    recipe = Recipe()
-    return (
-        f"By formula: a matmul's rows are batch x {recipe.context_length:,}, a multiple of {recipe.context_length:,} "
-        "for every batch, so that its alignment cannot depend on the batch."
-    )
-
-
 @from_records("torch_compile", "padded_vocab", needs="rungs torch_compile and padded_vocab of ladder nine-steps")
 def alignment_gain(found: Found) -> Verdict:
     """Set our gain from padding beside the published ones."""
@@ -137,7 +131,8 @@ def context_or_batch(records: Sequence[Record]) -> Verdict:
     return Verdict(
         verdict="refuted" if longer != larger else "confirmed",
         evidence=f"By formula: four times the batch costs {form.three_digits(larger / base)} times the FLOPs per "
-        f"token, four times the context {form.three_digits(longer / base)} times.",
+        f"token, four times the context {form.three_digits(longer / base)} times."
+        + measured_words("batch_probe", grid_measured),
         needs="a grid of batch and context at equal memory, in tokens/s",
     )
 
@@ -154,9 +149,7 @@ CLAIMS = (
         expectation="The tiles of a thread block are far larger and not square.",
     ),
     Claim(
-        key="batch_power_of_two", group=18, evidence_kind="nothing yet",
-        experiment=pending("a sweep of batches 24, 28, 30, 31, 32, 33, 40 and 48 at rung padded_vocab",
-                           _rows_of_a_batch),
+        key="batch_power_of_two", group=18, evidence_kind="experiments", experiment=power_of_two,
         claim="The batch must be a power of two.", expectation="No: the number of rows is aligned for every batch.",
     ),
     Claim(
