@@ -121,6 +121,20 @@ def test_a_batch_that_fails_in_its_second_update_does_not_count() -> None:
         probe(Card(3), at_most=16, updates=1)
 
 
+def test_a_scaler_that_would_skip_the_first_updates_does_not_hide_the_moments() -> None:
+    seen = []
+
+    def start(recipe, weights, tokens, place):
+        step = TrainingStep(recipe, weights, place.device)
+        step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)  # overflows: a step would be skipped
+        seen.append(step.optimizer)
+        return step, iter(random_batches(recipe, 8))
+
+    recipe = TINY.but(precision="float16_autocast")
+    probe_micro_batch(recipe, draw_weights(TINY), TOKENS, PLACE, at_most=1, start=start)
+    assert len(seen[0].state) == len(seen[0].param_groups[0]["params"])
+
+
 def test_the_bound_and_the_corpus_end_a_search() -> None:
     found = probe(Card(10**6), at_most=4)
     assert (found.largest, found.bounded) == (4, True)

@@ -6,14 +6,18 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.distributed as dist
+from data_helper import one_line_error
 from model_helper import CPU, TINY, lively_weights, random_batches
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint_sequential
 
+from speedlab.errors import NotAvailable
 from speedlab.model import GPT
 from speedlab.model.gpt import Block
 from speedlab.recipe import CHOICES
@@ -210,3 +214,26 @@ def test_the_forms_of_pytorch_give_the_same_gradients_and_check_what_the_lab_say
     assert any("_checkpoint_wrapped_module" in name for name, _ in renamed.named_parameters())
     ours = one_step(recipe.but(checkpointing="every_block"))[3].model
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in plain[3].model.named_parameters()]
+
+
+def test_several_processes_get_the_same_gradients_and_a_compiled_form_is_refused():
+    """One process of a group of one: what DDP hooks into a backward pass must meet every gradient exactly once."""
+    recipe = SMALL.but(dropout=0.2, accumulation=2)
+    plain = one_step(recipe)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for way in WAYS[1:]:
+            torch.manual_seed(0)
+            wanted = recipe.but(checkpointing=way)
+            step = TrainingStep(wanted, lively_weights(wanted), CPU, parallelize=DistributedDataParallel)
+            step(iter(random_batches(wanted, 2)))
+            found = [parameter.grad for parameter in step.model.parameters()]
+            assert all(torch.equal(a, b) for a, b in zip(found, plain[0], strict=True)), way
+    finally:
+        dist.destroy_process_group()
+    compiled = recipe.but(compile="default", checkpointing="every_block")
+    one_line_error(
+        NotAvailable,
+        lambda: TrainingStep(compiled, lively_weights(compiled), CPU, parallelize=DistributedDataParallel),
+        "every_block", "compile off",
+    )  # fmt: skip

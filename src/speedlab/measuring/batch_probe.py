@@ -149,6 +149,8 @@ def _tried(recipe: Recipe, weights, tokens, place: Place, updates: int, start) -
     def run() -> None:
         try:
             step, batches = start(recipe, weights, tokens, place)
+            if step.scaler is not None:  # an overflow would skip the update, and the moments would not be there yet
+                step.scaler = torch.amp.GradScaler(device.type, init_scale=1.0)
             for _ in range(updates):
                 step(batches)
             if device.type == "cuda":

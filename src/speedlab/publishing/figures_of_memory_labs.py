@@ -113,9 +113,10 @@ def memory_along_a_step(experiment: Experiment) -> Figure:
         turn = next((i for i, mark in enumerate(marks) if mark.startswith("backward")), None)
         if turn is not None:
             axis.axvline(turn, color=MUTED, linewidth=0.8, linestyle="--")
-        shown = [i for i, mark in enumerate(marks) if not mark.startswith(("forward block", "backward block"))]
+        shown = [i for i, mark in enumerate(marks) if mark in ("start", "backward head", "updated")]
         blocks = [i for i, mark in enumerate(marks) if "block" in mark]
-        shown = sorted({*shown, *blocks[:: max(1, len(blocks) // 6)]})
+        spread = blocks[1 :: max(1, len(blocks) // 6)]
+        shown = sorted({*shown, *(i for i in spread if all(abs(i - other) > 1 for other in shown))})
         axis.set_xticks(shown, [marks[i] for i in shown], rotation=45, ha="right", fontsize=8)
         axis.set_ylim(0, None)
         axis.set_ylabel("GiB held by tensors")
@@ -186,7 +187,7 @@ def speed_over_micro_steps(experiment: Experiment) -> Figure:
             shares = [100 * median(row["update_ms"]) / _step_ms(row) for row in line]
             axes[1].plot(counts, shares, color=colour, marker="o")
         axes[0].set_ylabel("thousand tokens per second")
-        axes[1].set_ylabel("update alone, % of the step")
+        axes[1].set_ylabel("update, % of a step")
         for axis in axes:
             axis.set_xscale("log", base=2)
             axis.set_xticks(counts, [str(count) for count in counts])
@@ -199,7 +200,7 @@ def speed_over_micro_steps(experiment: Experiment) -> Figure:
 def _bars(labels: list[str], panels: Sequence[tuple[str, list[float], str]], *, title: str) -> Figure:
     """Horizontal bars, one panel for each quantity: (words for the axis, values, colour)."""
     sentences = "; ".join(
-        f"{label}: " + ", ".join(f"{form.three_digits(values[place])} {words}" for words, values, _ in panels)
+        f"{label}: " + ", ".join(f"{_number(values[place])} {words}" for words, values, _ in panels)
         for place, label in enumerate(labels)
     )
     with styled():
@@ -213,7 +214,7 @@ def _panel(axis: Axes, labels: list[str], values: list[float], colour: str, word
     axis.barh(range(len(values)), values, color=colour, height=0.62)
     for place, value in enumerate(values):
         axis.annotate(
-            form.three_digits(value), (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
+            _number(value), (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
             color=INK,
         )  # fmt: skip
     bar_rows(axis, labels)
@@ -221,12 +222,16 @@ def _panel(axis: Axes, labels: list[str], values: list[float], colour: str, word
     axis.set_xlabel(words)
 
 
+def _number(value: float) -> str:
+    return form.count(value) if isinstance(value, int) else form.three_digits(value)
+
+
 def _nothing(experiment: Experiment, title: str) -> Figure:
     """A figure in words: this experiment has no such row."""
     reasons = {row["reason"] for row in experiment.rows if row["status"] != "measured" and row.get("reason")}
     text = "No row was measured for this figure" + (f": {sorted(reasons)[0]}." if reasons else ".")
     with styled():
-        figure, (axis,) = new_chart(1, title=f"{title}: {_where(experiment)}", alt=f"{title}: {text}")
+        figure, (axis,) = new_chart(1, title=f"{title.rstrip('?')}: {_where(experiment)}", alt=f"{title}: {text}")
         axis.set_axis_off()
         axis.text(0, 0.5, text, fontsize=9, color=MUTED, transform=axis.transAxes, wrap=True)
     return figure
@@ -237,7 +242,7 @@ def _kind(experiment: Experiment, kind: str) -> list[Row]:
 
 
 def _step_ms(row: Row) -> float:
-    return median(row["step_ms"])
+    return float(median(row["step_ms"]))
 
 
 def _tokens_per_s(row: Row) -> float:

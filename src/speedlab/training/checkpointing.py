@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from speedlab.errors import NotAvailable
 from speedlab.model import GPT
 from speedlab.recipe import Recipe
 
@@ -29,6 +30,19 @@ Contexts = Callable[[], tuple[AbstractContextManager, AbstractContextManager]]
 def apply_checkpointing(recipe: Recipe, model: GPT) -> None:
     """Make `model` keep what `recipe.checkpointing` says and compute the rest again during the backward pass."""
     CHECKPOINTING[recipe.checkpointing](recipe, model)
+
+
+def check_parallel(recipe: Recipe) -> None:
+    """Refuse what several processes cannot run together; `NotAvailable` says what to change.
+
+    The compiler cuts the graph where DistributedDataParallel's buckets end. A recomputed part is one node of that
+    graph, which PyTorch before 2.13 refuses to cut; nobody has tried it here on newer ones.
+    """
+    if recipe.compile != "off" and recipe.checkpointing not in ("off", "offload"):
+        raise NotAvailable(
+            f"checkpointing {recipe.checkpointing} with compile {recipe.compile} is not available in several "
+            "processes: choose compile off, or checkpointing off"
+        )
 
 
 def keep_everything(recipe: Recipe, model: GPT) -> None:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from speedlab.model import GPT, load_weights
 from speedlab.recipe import Recipe
-from speedlab.training.checkpointing import apply_checkpointing
+from speedlab.training.checkpointing import apply_checkpointing, check_parallel
 from speedlab.training.optimizer import build_optimizer, clip_gradients
 from speedlab.training.precision import autocast, matmul_precision, precision_of
 
@@ -83,6 +83,8 @@ class TrainingStep:
         apply_checkpointing(recipe, self.model)
         self.optimizer = build_optimizer(recipe, self.model.parameters(), masters)
         self.scaler = torch.amp.GradScaler(device.type) if self.precision.scaled else None
+        if parallelize:
+            check_parallel(recipe)
         self.parallel = parallelize(self.model) if parallelize else None
         self.forward = compile_model(recipe, self.parallel or self.model)
         self.calls = 0
