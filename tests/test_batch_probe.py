@@ -15,7 +15,7 @@ from speedlab import cli
 from speedlab.errors import BadInput, NotAvailable
 from speedlab.measuring import batch_probe as module
 from speedlab.measuring import memory
-from speedlab.measuring.batch_probe import is_out_of_memory, largest_that_fits, probe_micro_batch
+from speedlab.measuring.batch_probe import Probe, Try, is_out_of_memory, largest_that_fits, probe_micro_batch
 from speedlab.model import draw_weights
 from speedlab.training.distributed import Place
 from speedlab.training.step import TrainingStep
@@ -60,6 +60,41 @@ def test_the_result_is_the_border_it_was_tried_and_nothing_was_tried_twice(at_mo
 def test_a_good_guess_saves_tries_and_a_bound_ends_a_search_that_nothing_else_ends() -> None:
     assert len(searched(90, at_most=1024, guess=90)[1]) < len(searched(90, at_most=1024)[1]) / 2
     assert searched(10**9, at_most=64) == (64, [1, 2, 4, 8, 16, 32, 64])
+
+
+def test_tries_that_are_dear_can_be_capped_and_what_is_given_then_passed_too() -> None:
+    for cap in range(1, 12):
+        for limit in (1, 5, 24, 90):
+            found, tried = searched(limit, at_most=1024, guess=24, most_tries=cap)
+            assert 1 <= found <= limit and found in tried
+            first = next(index for index, size in enumerate(tried, start=1) if size <= limit)
+            assert len(tried) <= max(cap, first), "beyond the cap only until something fits"
+    assert searched(90, at_most=1024, guess=90, most_tries=3) == (90, [90, 95, 92])
+
+
+def test_a_capped_search_says_that_it_is_not_exact() -> None:
+    assert probe(Card(6), at_most=64).exact
+    assert probe(Card(99), at_most=4).exact
+    capped = probe(Card(6), at_most=64, most_tries=4)
+    assert (capped.largest, capped.exact, len(capped.tries)) == (4, False, 4)
+
+
+def test_a_compiled_rung_begins_where_the_uncompiled_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from speedlab.measuring import probe_rung as rung_module
+
+    asked = []
+
+    def fake(recipe, *arguments, at_most, guess, most_tries, listener):
+        asked.append((recipe.compile, guess, most_tries))
+        tried = Try(micro_batch=5, fits=True, seconds=1.0)
+        return Probe(largest=5, bounded=False, limit_bytes=None, emulated=False, tries=[tried])
+
+    monkeypatch.setattr(rung_module, "probe_micro_batch", fake)
+    rung_module.probe_rung("nine-steps", "torch_compile", profile="smoke")
+    rung_module.probe_rung("nine-steps", "torch_compile", profile="smoke", guess=7)
+    rung_module.probe_rung("nine-steps", "baseline", profile="smoke")
+    cap = rung_module.MOST_COMPILED_TRIES
+    assert asked == [("off", None, None), ("default", 5, cap), ("default", 7, cap), ("off", None, None)]
 
 
 @pytest.mark.parametrize(("options", "word"), [({"at_most": 0}, "at_most"), ({"at_most": 4, "guess": 0}, "guess")])
@@ -224,7 +259,12 @@ def test_the_command_shows_the_search_on_a_cpu(capsys: pytest.CaptureFixture[str
     asked = ["probe-batch", "--recipe", "nine-steps/flash_attention", "--profile", "smoke", "--at-most", "2"]
     assert cli.run([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["probe"]["largest"] == 2 and found["probe"]["bounded"] and found["recipe"]["micro_batch"] == 2
+    assert (
+        found["probe"]["largest"] == 2
+        and found["probe"]["bounded"]
+        and found["exact"]
+        and found["recipe"]["micro_batch"] == 2
+    )
     assert [t["micro_batch"] for t in found["probe"]["tries"]] == [1, 2]
     assert cli.run(asked) == 0
     assert "upper bound" in capsys.readouterr().out

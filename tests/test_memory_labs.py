@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx  # the compiler's million objects, before what exists is frozen
 from model_helper import short_collections
 
 from speedlab.device import capabilities
@@ -136,7 +138,7 @@ class ToyGpu:
             tokens=bench.tokens, place=bench.place,
         )  # fmt: skip
         for module in (emulated_cards, memory_limits):
-            monkeypatch.setattr(module, "emulated_card", lambda gib, device: memory_limits_context())
+            monkeypatch.setattr(module, "emulated_card", lambda gib, device: nullcontext())
         monkeypatch.setattr(emulated_cards, "card_bytes", lambda device: 20 * 2**30)
         monkeypatch.setattr(memory_limits, "probe_micro_batch", self.probe)
 
@@ -144,12 +146,6 @@ class ToyGpu:
         self.asked.append(recipe.context_length)
         if recipe.context_length > 8 * 64:
             raise NotAvailable("no")
-
-
-def memory_limits_context():
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def test_the_longest_context_is_searched_in_doublings(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:

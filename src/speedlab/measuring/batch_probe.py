@@ -53,6 +53,12 @@ class Probe:
     tries: list[Try] = field(default_factory=list)
 
     @property
+    def exact(self) -> bool:
+        """Whether one sequence more was tried and did not fit, or the bound forbade it; otherwise tries ran out."""
+        failed = [tried.micro_batch for tried in self.tries if not tried.fits]
+        return self.bounded or min(failed, default=0) == self.largest + 1
+
+    @property
     def best(self) -> Try:
         return next(t for t in self.tries if t.micro_batch == self.largest and t.fits)
 
@@ -60,11 +66,14 @@ class Probe:
         return asdict(self)
 
 
-def largest_that_fits(fits: Callable[[int], bool], *, at_most: int, guess: int | None = None) -> int:
+def largest_that_fits(
+    fits: Callable[[int], bool], *, at_most: int, guess: int | None = None, most_tries: int | None = None
+) -> int:
     """The largest whole number from 1 to `at_most` for which `fits` is true, 0 if there is none.
 
     `fits` must be true up to some number and false above. Without a guess the numbers double from 1; with one the
-    search starts there in steps of a sixteenth, which double too. Then it bisects. Nothing is tried twice.
+    search starts there in steps of a sixteenth, which double too. Then it bisects. Nothing is tried twice. most_tries:
+    end after so many with the largest that passed, as soon as one did: for tries that cost a compilation each.
 
     largest_that_fits(lambda n: n <= 24, at_most=1000) tries 1, 2, 4, 8, 16, 32, 24, 28, 26, 25 and gives 24.
     """
@@ -74,8 +83,11 @@ def largest_that_fits(fits: Callable[[int], bool], *, at_most: int, guess: int |
         raise BadInput(f"guess is {guess}: a micro-batch has at least 1 sequence")
     size = min(guess or 1, at_most)
     stride = max(1, size // 16)
-    works, fails = 0, at_most + 1
+    works, fails, tries = 0, at_most + 1, 0
     while works == 0 or fails > at_most:  # as long as one side of the border is unknown
+        if works and tries == most_tries:
+            return works
+        tries += 1
         if fits(size):
             works = size
             if size == at_most:
@@ -89,7 +101,8 @@ def largest_that_fits(fits: Callable[[int], bool], *, at_most: int, guess: int |
         if size in (works, fails):
             break
         stride *= 2
-    while fails - works > 1:
+    while fails - works > 1 and (most_tries is None or tries < most_tries):
+        tries += 1
         middle = (works + fails) // 2
         works, fails = (middle, fails) if fits(middle) else (works, middle)
     return works
@@ -103,6 +116,7 @@ def probe_micro_batch(
     *,
     at_most: int,
     guess: int | None = None,
+    most_tries: int | None = None,
     updates: int = LEAST_UPDATES,
     start: Callable[..., Any] = start_variant,
     listener: Callable[[Try], None] = lambda tried: None,
@@ -126,7 +140,7 @@ def probe_micro_batch(
 
     devices = [torch.cuda.current_device()] if place.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        largest = largest_that_fits(fits, at_most=bound, guess=guess)
+        largest = largest_that_fits(fits, at_most=bound, guess=guess, most_tries=most_tries)
     start_fresh(place.device)
     reset_peak(place.device)
     limit = card_bytes(place.device)

@@ -15,6 +15,7 @@ from speedlab.profile import get_profile
 from speedlab.recipe import Recipe
 
 AT_MOST = 1024
+MOST_COMPILED_TRIES = 6  # each compiles anew: half a minute on a GPU, as long on a CPU
 AT_MOST_OF_A_TOY = 8  # a CPU has no limit of its own: the search shows itself and stops
 
 
@@ -31,7 +32,7 @@ class ProbedRung:
     probe: Probe
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"exact": self.probe.exact}
 
     def rows(self) -> list[dict[str, Any]]:
         """The tries in the order they were made."""
@@ -58,6 +59,8 @@ class ProbedRung:
         share = probe.best.peak_reserved_bytes / probe.limit_bytes
         card = f"{probe.limit_bytes / 2**30:.1f} GiB{' (emulated)' if probe.emulated else ''}"
         more = ", the upper bound of this search: more may fit" if probe.bounded else ""
+        if not probe.exact:
+            more = f", as far as {len(probe.tries)} tries tell: give --start {probe.largest} for more"
         return f"{what}{changed}: at most {probe.largest} sequences{more}, {share:.0%} of {card} reserved at the peak"
 
 
@@ -74,6 +77,8 @@ def probe_rung(
 ) -> ProbedRung:
     """Probe one rung's recipe on one device. at_most, guess: 0 for the usual bound and for no guess.
 
+    A compiled recipe without a guess is probed without the compiler first, which tells where to begin; then a few
+    compiled tries decide, and the result says whether they were enough to find the border to the sequence.
     `NotAvailable` for an emulated card without a GPU, and where not even one sequence fits.
     """
     ladder_ = get_ladder(ladder)
@@ -88,11 +93,18 @@ def probe_rung(
     def tell(tried: Try) -> None:
         say(f"micro-batch {tried.micro_batch}: {'fits' if tried.fits else 'does not fit'} ({tried.seconds:.1f} s)")
 
-    with emulated_card(card_gib, bench.device):
-        probe = probe_micro_batch(
+    def search(recipe: Recipe, guess: int, most_tries: int | None) -> Probe:
+        return probe_micro_batch(
             recipe, bench.weights_for(recipe), bench.tokens.tokens, bench.place, at_most=bound, guess=guess or None,
-            listener=tell,
+            most_tries=most_tries, listener=tell,
         )  # fmt: skip
+
+    with emulated_card(card_gib, bench.device):
+        compiled = recipe.compile != "off"
+        if compiled and not guess:
+            say("without the compiler first, for a place to begin")
+            guess = search(recipe.but(compile="off"), 0, None).largest
+        probe = search(recipe, guess, MOST_COMPILED_TRIES if compiled else None)
     return ProbedRung(
         ladder=ladder, rung=rung, device=bench.device_slug, profile=profile_.name,
         recipe=recipe.but(micro_batch=probe.largest), substitutions=substitutions, probe=probe,

@@ -36,7 +36,7 @@ def check_parallel(recipe: Recipe) -> None:
     """Refuse what several processes cannot run together; `NotAvailable` says what to change.
 
     The compiler cuts the graph where DistributedDataParallel's buckets end. A recomputed part is one node of that
-    graph, which PyTorch before 2.13 refuses to cut; nobody has tried it here on newer ones.
+    graph, which PyTorch long refused to cut; with the versions that do it, it has not been tried here.
     """
     if recipe.compile != "off" and recipe.checkpointing not in ("off", "offload"):
         raise NotAvailable(
