@@ -15,13 +15,14 @@ from speedlab.ladder import NINE_STEPS
 from speedlab.memory_fit import (
     ALLOCATOR_SHARE,
     CONTEXT_BYTES,
+    allocator_share,
     fits,
     largest_micro_batch,
     needed_bytes,
     on_card,
     switches,
 )
-from speedlab.memory_plan import plan_memory
+from speedlab.memory_plan import is_counted, plan_memory
 from speedlab.recipe import Recipe
 from speedlab.records.store import committed_root, read_records
 
@@ -33,8 +34,10 @@ def test_the_reserve_covers_what_the_allocator_took_in_every_committed_record() 
     records = [record for record in read_records(committed_root()) if record.peak_allocated_bytes]
     assert records
     for record in records:
-        slack = record.peak_reserved_bytes - record.peak_allocated_bytes
-        assert slack <= ALLOCATOR_SHARE * record.peak_allocated_bytes + CONTEXT_BYTES, record.rung
+        recipe = Recipe.from_dict(record.recipe)
+        # What a CUDA graph keeps is not counted as allocated: there the plan stands for it.
+        held = record.peak_allocated_bytes if is_counted(recipe) else plan_memory(recipe).peak_allocated_bytes
+        assert record.peak_reserved_bytes <= held * (1 + allocator_share(recipe)) + CONTEXT_BYTES, record.rung
 
 
 def test_needed_is_the_peak_and_the_reserve() -> None:

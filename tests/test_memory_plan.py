@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from memory_helper import Storages, count
-from torch.utils.checkpoint import checkpoint
 
 from speedlab.ladder import LADDERS, NINE_STEPS
 from speedlab.memory_activations import kept_activations, sizes_of
@@ -24,10 +25,11 @@ from speedlab.memory_plan import (
     update_bytes,
 )
 from speedlab.model import GPT
-from speedlab.recipe import Recipe
+from speedlab.recipe import CHOICES, Recipe
 from speedlab.records.record import Record
 from speedlab.records.store import committed_root, read_records
-from speedlab.training.optimizer import build_optimizer
+from speedlab.training import checkpointing
+from speedlab.training.optimizer import build_optimizer, clip_gradients
 
 SMALL = Recipe(num_layers=2, embedding_width=64, num_heads=4, context_length=64, vocab_size=1001, micro_batch=3)
 NATIVE = {"layers": "native", "attention": "sdpa", "qkv_projection": "merged"}
@@ -50,13 +52,6 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 # nll_loss keeps one number, FlashAttention a seed and an offset for each layer.
 SMALL_CHANGE = 4 + SMALL.num_layers * 24
 MIB = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpointed(Recipe):
-    """A recipe that names a form of checkpointing, whether recipes have that field yet or not."""
-
-    checkpointing: str = "off"
 
 
 def committed() -> list[Record]:
@@ -102,48 +97,31 @@ def test_the_peak_of_forward_and_backward_and_its_moment(
     assert moments[moment] == pytest.approx(count(recipe).peak, rel=tolerance)
 
 
-@pytest.mark.parametrize("kind", ["every_block", "every_second_block", "feed_forward"])
-def test_what_checkpointing_leaves(kind: str) -> None:
-    recipe = SMALL.but(num_layers=5, layers="native")
-    recompute = {
-        "every_block": lambda model: list(model.blocks),
-        "every_second_block": lambda model: list(model.blocks[::2]),
-        "feed_forward": lambda model: [block.feed_forward for block in model.blocks],
-    }[kind]
-
-    def change(model: GPT) -> None:
-        for part in recompute(model):
-            part.forward = _checkpointed(part.forward)
-
-    plan = plan_memory(Checkpointed(**recipe.as_dict() | {"checkpointing": kind}))
-    size = sizes_of(recipe)
-    log_probabilities_and_ids = size.rows * (recipe.padded_vocab_size * size.stream + 8)
-    after = count(recipe, change).after_forward
-    # The loss and, in either form of counting, the batch itself.
-    assert sum(plan.activations.values()) + log_probabilities_and_ids == pytest.approx(after, rel=0.001)
-
-
-def _checkpointed(forward):
-    return lambda x: checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False)
+@contextmanager
+def to_nowhere(pin_memory: bool) -> Iterator[None]:
+    """Offloading as the device sees it: what autograd keeps is gone from it, and comes back as a new tensor."""
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: (x.shape, x.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1], device="meta")
+    ):
+        yield
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention": "sdpa"}, {"attention": "sdpa", "dropout": 0.0}], ids=str)
-@pytest.mark.parametrize("kind", ["off", "every_block", "every_second_block", "feed_forward", "selective"])
-def test_what_the_package_s_own_checkpointing_leaves(kind: str, changes: dict[str, Any]) -> None:
-    package = pytest.importorskip("speedlab.training.checkpointing", reason="recipes have no checkpointing yet")
-    recipe = Checkpointed(
-        **SMALL.but(num_layers=3, layers="native", **changes).as_dict() | {"checkpointing": kind}
-    )  # fmt: skip
+@pytest.mark.parametrize("kind", CHOICES["checkpointing"])
+def test_what_checkpointing_leaves(kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "save_on_cpu", to_nowhere)
+    recipe = SMALL.but(num_layers=3, layers="native", checkpointing=kind, **changes)
     size, plan = sizes_of(recipe), plan_memory(recipe)
+    # The loss and, in either form of counting, the batch itself.
     log_probabilities_and_ids = size.rows * (recipe.padded_vocab_size * size.stream + 8)
-    after = count(recipe, lambda model: package.apply_checkpointing(recipe, model)).after_forward
+    after = count(recipe, lambda model: checkpointing.apply_checkpointing(recipe, model)).after_forward
     assert sum(plan.activations.values()) + log_probabilities_and_ids == pytest.approx(after, rel=0.001)
 
 
 @pytest.mark.parametrize("kind", ["every_block", "every_second_block", "feed_forward", "selective", "offload"])
 def test_checkpointing_keeps_less_and_fills_up_in_the_backward_pass(kind: str) -> None:
     whole = NINE_STEPS.recipe_at("merged_qkv")
-    plain, lean = plan_memory(whole), plan_memory(Checkpointed(**whole.as_dict() | {"checkpointing": kind}))
+    plain, lean = plan_memory(whole), plan_memory(whole.but(checkpointing=kind))
     assert sum(lean.activations.values()) < sum(plain.activations.values())
     assert lean.parts["weights"] == plain.parts["weights"]
 
@@ -188,6 +166,28 @@ def test_what_an_update_takes_besides(optimizer: str, precision: str) -> None:
     assert storages.peak == pytest.approx(update_bytes(recipe), abs=1024)  # and a few single numbers
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_clipping_takes_no_memory_to_speak_of(precision: str) -> None:
+    recipe = SMALL.but(precision=precision, gradient_clip=0.5)
+    model = GPT(recipe).to(dtype=torch.float32 if precision == "float32" else torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    storages = Storages()
+    storages.leave_out([*model.parameters(), *(parameter.grad for parameter in model.parameters())])
+    with storages:
+        clip_gradients(recipe, model.parameters())
+    assert sum(float(p.grad.float().square().sum()) for p in model.parameters()) < 1, "the limit was applied"
+    assert storages.peak < 2048, "a few single numbers"
+    assert plan_memory(recipe) == plan_memory(recipe.but(gradient_clip=0.0)) and not_modelled(recipe) == ()
+
+
+def test_every_form_of_checkpointing_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in CHOICES["checkpointing"]:
+        assert not_modelled(SMALL.but(checkpointing=kind)) == ()
+    monkeypatch.setitem(CHOICES, "checkpointing", (*CHOICES["checkpointing"], "by_magic"))
+    assert not_modelled(SMALL.but(checkpointing="by_magic")) == ("checkpointing",)
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"output_head": "tied", "qkv_bias": True, "qkv_projection": "merged"}, {"vocabulary": "padded"}]
 )
@@ -208,9 +208,8 @@ def test_committed_peaks_are_predicted(record: Record) -> None:
     if not is_counted(recipe):
         assert 0.9 * record.peak_allocated_bytes <= predicted <= 1.1 * record.peak_reserved_bytes
         return
-    # Several GPUs hold buffers for what they exchange; other ladders have formats and heads that this one has not.
-    simple = record.ladder == "nine-steps" and recipe.data_parallel == 1
-    assert predicted == pytest.approx(record.peak_allocated_bytes, rel=0.05 if simple else 0.10)
+    # Several GPUs hold buffers for what they exchange.
+    assert predicted == pytest.approx(record.peak_allocated_bytes, rel=0.02 if recipe.data_parallel == 1 else 0.10)
 
 
 def test_there_are_committed_peaks_to_be_predicted() -> None:
@@ -237,7 +236,8 @@ def test_what_each_change_does_to_the_plan() -> None:
     assert base.parts["gradients"] == 0 and base.whole["gradients"] == base.parts["weights"]
     assert plan(accumulation=4).parts["gradients"] == base.parts["weights"]
     assert plan(precision="bfloat16").parts["logits"] < 0.51 * base.parts["logits"]
-    assert plan(precision="bfloat16_autocast").parts["logits"] == base.parts["logits"]
+    under_autocast = plan(precision="bfloat16_autocast").parts["logits"] / base.parts["logits"]
+    assert under_autocast == pytest.approx(10 / 12, rel=1e-4), "two of three tensors stay in float32"
     assert "cast weights" in plan(precision="bfloat16_autocast").activations
     masters, pure = plan(precision="bfloat16_master"), plan(precision="bfloat16")
     assert masters.parts["optimizer"] - pure.parts["optimizer"] == (12 - 4) * total_parameters(Recipe())

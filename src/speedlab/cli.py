@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from speedlab import __version__
-from speedlab.commands import batch, measure, memory, show
+from speedlab.commands import batch, measure, memory, memory_levers, show
 from speedlab.errors import SpeedLabError
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -88,8 +88,8 @@ def _options(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory, show.report, show.compare,
-    batch.reproduce, batch.book,
+    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory,
+    memory_levers.probe_batch, show.report, show.compare, batch.reproduce, batch.book,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -12,7 +12,6 @@ from speedlab.memory_activations import (
     FLOAT32,
     INT64,
     SIXTEEN_BITS,
-    checkpointing_of,
     kept_activations,
     kept_by_block,
     layer_norm,
@@ -171,11 +170,12 @@ def loss_bytes(recipe: Recipe) -> int:
     """Logits and loss at their largest, in the backward pass of log_softmax.
 
     Three tensors of B x T x V: the log-probabilities that the forward pass kept, their gradient from nll_loss, and the
-    gradient of the logits that is being made. The logits themselves are gone by then. Autocast computes all three in
-    float32 (cross_entropy is on its list). nll_loss also keeps the ids.
+    gradient of the logits that is being made. The logits themselves are gone by then. Autocast has log_softmax answer
+    in float32 (aten/src/ATen/autocast_mode.h), but read 16 bits and give its gradient in them. nll_loss also keeps ids.
     """
     size = sizes_of(recipe)
-    return 3 * size.rows * recipe.padded_vocab_size * size.stream + size.rows * INT64
+    each = 2 * size.stream + size.compute
+    return size.rows * recipe.padded_vocab_size * each + size.rows * INT64
 
 
 def not_modelled(recipe: Recipe) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def not_modelled(recipe: Recipe) -> tuple[str, ...]:
     unknown = [name for name in values if name not in MODELLED and values[name] != plain[name]]
     if recipe.optimizer not in KNOWN_OPTIMIZERS:
         unknown.append("optimizer")
-    if checkpointing_of(recipe) not in KNOWN_CHECKPOINTING:
+    if recipe.checkpointing not in KNOWN_CHECKPOINTING:
         unknown.append("checkpointing")
     return tuple(unknown)
 
@@ -210,8 +210,10 @@ def _block_backward(recipe: Recipe) -> int:
     inner = 4 * size.width * size.compute * (1 if recipe.layers == "native" or size.compiled else 3)
     squares = 0
     if recipe.attention in ("plain", "sdpa_math"):
-        if size.autocast and not size.compiled:  # softmax backward in float32: two gradients, less what was cast down
-            squares = 6 * size.square
+        if (
+            size.autocast and not size.compiled
+        ):  # the gradient of the softmax in float32, that of the scores in 16 bits,
+            squares = 4 * size.square  # less what was cast down
         else:  # the gradient of the probabilities; without dropout the softmax's own beside it
             squares = size.square * size.compute * (1 if recipe.dropout else 2)
         squares -= kept["feed-forward"] + layer_norm(recipe)  # the feed-forward part has gone backward already

@@ -41,20 +41,22 @@ def _variants(lab: Lab) -> dict[tuple[str, str], dict]:
 )  # fmt: skip
 def checkpointing_cost(lab: Lab) -> Verdict | None:
     """Divide the time of a step that checkpoints every block by that of one that keeps everything."""
-    rows = _variants(lab)
     costs = {}
-    for mode in dict.fromkeys(mode for _, mode in rows):
-        plain, every = (typical(rows.get((way, mode)), "step_ms") for way in ("off", "every_block"))
-        if plain and every:
-            costs["without a compiler" if mode == "off" else "compiled"] = every / plain - 1
+    for row in lab.rows(kind="variant", way="off"):
+        mode, context = row["compile"], row["context_length"]
+        every = lab.row(kind="variant", way="every_block", compile=mode, context_length=context)
+        plain_ms, every_ms = typical(row, "step_ms"), typical(every, "step_ms")
+        if plain_ms and every_ms:
+            how = "without a compiler" if mode == "off" else "compiled"
+            costs[f"{how} at context {context:,}"] = every_ms / plain_ms - 1
     if not costs:
         return None
-    listed = ", ".join(f"{form.percent(cost)} {mode}" for mode, cost in costs.items())
+    listed = ", ".join(f"{form.percent(cost)} {setting}" for setting, cost in costs.items())
     text = f"{lab.where} every block checkpointed takes {listed} more time. {_recomputed()}"
     held = [THIRTY_PERCENT[0] <= cost <= THIRTY_PERCENT[1] for cost in costs.values()]
     if all(held) or not any(held):
         return Verdict(verdict="confirmed" if all(held) else "refuted", evidence=text)
-    return Verdict(verdict="depends", on_what="whether a compiler chooses what is recomputed", evidence=text)
+    return Verdict(verdict="depends", on_what="the compiler and the context", evidence=text)
 
 
 @from_experiment(
@@ -62,34 +64,59 @@ def checkpointing_cost(lab: Lab) -> Verdict | None:
 )
 def larger_groups(lab: Lab) -> Verdict | None:
     """Compare the time of a step over the size of the groups that are checkpointed together."""
-    rows = _variants(lab)
-    single = typical(rows.get(("every_block", "off")), "step_ms")
-    groups = {
-        int(way.removeprefix("groups_of_")): typical(row, "step_ms")
-        for (way, mode), row in rows.items()
-        if way.startswith("groups_of_") and mode == "off"
-    }
-    if not single or not groups or not all(groups.values()):
+    rows = _group_sizes(lab)
+    times = {size: typical(row, "step_ms") for size, row in rows.items()}
+    if 1 not in times or len(times) < 2 or not all(times.values()):
         return None
-    listed = ", ".join(f"{form.three_digits(groups[size])} at {size}" for size in sorted(groups))
+    single = times.pop(1)
+    listed = ", ".join(f"{form.three_digits(ms)} at {size}" for size, ms in times.items())
+    runs = {row.get("feed_forward_runs") for row in rows.values()}
+    counted = ""
+    if len(runs) == 1 and None not in runs:
+        counted = f" Each runs {runs.pop()} feed-forward parts forward, those run again included."
     return Verdict(
-        verdict="confirmed" if min(groups.values()) < FASTER * single else "refuted",
+        verdict="confirmed" if min(times.values()) < FASTER * single else "refuted",
         evidence=f"{lab.where} ms per step: {form.three_digits(single)} with every block by itself; blocks together: "
-        f"{listed}.",
+        f"{listed}.{counted}",
     )
+
+
+def _group_sizes(lab: Lab) -> dict[int, dict]:
+    """Uncompiled rows of the shortest context by how many blocks are checkpointed together, small ones first."""
+    found = {}
+    for (way, mode), row in _variants(lab).items():
+        if mode == "off" and (way == "every_block" or way.startswith("groups_of_")):
+            found[1 if way == "every_block" else int(way.removeprefix("groups_of_"))] = row
+    return dict(sorted(found.items()))
 
 
 @from_experiment("checkpointing", needs="peak memory of reentrant and non-reentrant checkpointing of the same blocks")
 def non_reentrant(lab: Lab) -> Verdict | None:
     """Compare the peak memory of both forms of checkpointing every block."""
     rows = _variants(lab)
-    new, old = (rows.get((way, "off"), {}).get("peak_allocated_bytes") for way in ("every_block", "reentrant"))
-    if not new or not old:
+    new, old = (rows.get((way, "off"), {}) for way in ("every_block", "reentrant"))
+    peaks = [row.get("peak_allocated_bytes") for row in (new, old)]
+    if not all(peaks):
         return None
+    times = [typical(row, "step_ms") for row in (new, old)]
+    timed = f", {' and '.join(map(form.three_digits, times))} ms per step" if all(times) else ""
     return Verdict(
-        verdict="confirmed" if new > NO_DIFFERENCE * old else "refuted",
-        evidence=f"{lab.where} peak of allocated memory {form.gib(new)} GiB non-reentrant, {form.gib(old)} GiB "
-        "reentrant.",
+        verdict="confirmed" if peaks[0] > NO_DIFFERENCE * peaks[1] else "refuted",
+        evidence=f"{lab.where} peak of allocated memory {form.gib(peaks[0])} GiB non-reentrant, {form.gib(peaks[1])} "
+        f"GiB reentrant{timed}.",
+    )
+
+
+def accumulated(lab: Lab) -> str | None:
+    """What 16 micro-batches for each update gain over one, in tokens/s."""
+    rows = [lab.row(kind="micro_steps", accumulation=count, compile="off") for count in (1, 16)]
+    times = [typical(row, "step_ms") for row in rows]
+    if not all(times):
+        return None
+    one, many = (row["tokens_per_step"] / ms for row, ms in zip(rows, times, strict=True))
+    return (
+        f"{lab.where} 16 micro-batches for each update instead of one make {form.three_digits(many / one)}x the "
+        "tokens/s."
     )
 
 
@@ -146,16 +173,10 @@ def _groups_by_formula(records: Sequence[Record]) -> Verdict:
 @from_experiment("checkpointing", otherwise=_groups_by_formula)
 def fewer_checkpoints(lab: Lab) -> Verdict | None:
     """Measure time and peak memory over the size of the groups of blocks that are checkpointed together."""
-    rows = _variants(lab)
-    sizes = {1: rows.get(("every_block", "off"))} | {
-        int(way.removeprefix("groups_of_")): row
-        for (way, mode), row in rows.items()
-        if way.startswith("groups_of_") and mode == "off"
-    }
     found = {
         size: (typical(row, "step_ms"), row["peak_allocated_bytes"])
-        for size, row in sorted(sizes.items())
-        if row and row.get("peak_allocated_bytes")
+        for size, row in _group_sizes(lab).items()
+        if row["peak_allocated_bytes"] and typical(row, "step_ms")
     }
     if 1 not in found or len(found) < 3:
         return None
@@ -193,7 +214,7 @@ def skipped_layer_norm(lab: Lab) -> Verdict | None:
     """Recompute what is cheap, LayerNorm among it, and keep outputs of matmuls and attention: time and peak memory."""
     rows = _variants(lab)
     ways = {way: rows.get((way, "off")) for way in ("off", "selective", "every_block")}
-    if not all(row and row.get("peak_allocated_bytes") for row in ways.values()):
+    if not all(row and row.get("peak_allocated_bytes") and typical(row, "step_ms") for row in ways.values()):
         return None
     listed = ", ".join(
         f"{form.gib(row['peak_allocated_bytes'])} GiB and {form.three_digits(typical(row, 'step_ms'))} ms ({words})"

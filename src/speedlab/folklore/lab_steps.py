@@ -13,9 +13,9 @@ from speedlab.recipe import Recipe
 from speedlab.records.record import Record
 from speedlab.work import nominal_flops_per_token
 
-SWEPT = (24, 28, 30, 31, 32, 33, 40, 48)
-POWER = 32
-AS_FAST, SLOWER = 0.95, 0.90
+POWERS = (8, 16, 32)
+NO_GAIN = 0.02  # in tokens/s: what we would not call faster
+AS_FAST = 0.95
 FASTER = 0.97  # of the time: a difference that counts
 LARGE_GAP = 0.02  # nats
 SAMPLED = 1_000_000  # tokens that somebody may draw
@@ -31,25 +31,37 @@ def _rows_of_a_batch() -> str:
 
 @from_experiment(
     "batch_probe", known=_rows_of_a_batch,
-    needs="a sweep of batches 24, 28, 30, 31, 32, 33, 40 and 48 with a padded vocabulary",
+    needs="a sweep of batches around 8, 16 and 32 with a padded vocabulary",
 )  # fmt: skip
 def batch_power_of_two(lab: Lab) -> Verdict | None:
-    """Sweep batches around 32 without compiling and compare the tokens/s of powers of two with those of the others."""
-    rates = {}
-    for row in lab.rows(kind="batch", compile="off"):
+    """Compare the tokens/s of each power of two with those of one sequence less and more, and of 31 and 32 compiled."""
+    rates: dict[str, dict[int, float]] = {"off": {}, "compiled": {}}
+    for row in lab.rows(kind="batch"):
         step_ms = typical(row, "step_ms")
-        if step_ms and row["micro_batch"] in SWEPT:
-            rates[row["micro_batch"]] = 1e3 * row["micro_batch"] * row["context_length"] / step_ms
-    others = {batch: rate / rates[POWER] for batch, rate in rates.items() if batch != POWER and POWER in rates}
-    if len(others) < 3:
+        if step_ms:
+            mode = "off" if row["compile"] == "off" else "compiled"
+            rates[mode][row["micro_batch"]] = 1e3 * row["micro_batch"] * row["context_length"] / step_ms
+    eager, compiled = rates["off"], rates["compiled"]
+    over = {(power, power + by): _gain(eager, power, power + by) for power in POWERS for by in (-1, 1)}
+    gains = {pair: gain for pair, gain in over.items() if gain is not None}
+    # More sequences are faster by themselves: that a power beats fewer of them says little, beating one more does.
+    beaten = [gain > NO_GAIN for (power, other), gain in gains.items() if other > power]
+    if not beaten:
         return None
-    listed = ", ".join(f"{batch}: {form.percent(share)}" for batch, share in others.items())
-    text = f"{lab.where} tokens/s in per cent of those at batch {POWER}: {listed}. {_rows_of_a_batch()}"
-    if all(share >= AS_FAST for share in others.values()):
+    parts = [f"{power} over {other} {form.percent(gain)}" for (power, other), gain in gains.items()]
+    if (gain := _gain(compiled, 32, 31)) is not None:
+        beaten.append(gain > NO_GAIN)
+        parts.append(f"compiled, 32 over 31 {form.percent(gain)}")
+    text = f"{lab.where} in tokens/s, {', '.join(parts)}. {_rows_of_a_batch()}"
+    if not any(beaten):
         return Verdict(verdict="refuted", evidence=text)
-    if all(share < SLOWER for share in others.values()):
+    if all(beaten) and all(gain > NO_GAIN for gain in gains.values()):
         return Verdict(verdict="confirmed", evidence=text)
     return Verdict(verdict="depends", on_what="which batch: full tiles count, not powers of two", evidence=text)
+
+
+def _gain(rates: dict[int, float], batch: int, other: int) -> float | None:
+    return rates[batch] / rates[other] - 1 if batch in rates and other in rates else None
 
 
 def _by_formula(records: Sequence[Record]) -> Verdict:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from speedlab.folklore import lab_memory
 from speedlab.folklore.claim import Claim, Verdict
-from speedlab.folklore.evidence import Found, from_records, kind_ms
+from speedlab.folklore.evidence import Found, from_records, kind_ms, with_sentence
 from speedlab.folklore.formulas import BYTES, GB
 from speedlab.memory_paper import state_bytes
 from speedlab.publishing import formatting as form
@@ -15,6 +15,7 @@ from speedlab.records.record import Record
 SEVEN_BILLION = 7e9
 
 
+@with_sentence("accumulation", lab_memory.accumulated)
 @from_records("padded_vocab", needs="rung padded_vocab of ladder nine-steps, with its kernels", kernels=True)
 def levers_of_speed(found: Found) -> Verdict:
     """Bound what accumulation and loading can gain: a step without optimizer and without any pause between kernels."""
@@ -84,7 +85,7 @@ CLAIMS = (
         claim="Non-reentrant checkpointing needs more memory.", expectation="No difference worth the name.",
     ),
     Claim(
-        key="memory_levers_2_to_3x", group=23, evidence_kind="records", experiment=levers_of_speed,
+        key="memory_levers_2_to_3x", group=23, evidence_kind="experiments", experiment=levers_of_speed,
         claim="Accumulation, checkpointing and better loading give another 2-3x in speed.",
         expectation="The first two are levers of memory; little is left to gain for the third.",
     ),
