@@ -20,7 +20,7 @@ from speedlab.errors import BadInput
 from speedlab.model.tiled_attention import tiled_attention
 from speedlab.model.triton_attention import triton_attention
 
-# Triton 3.5's interpreter turns arrays of one element into numbers; NumPy 2.4 made an error of it, so take an older one.
+# Triton 3.5's interpreter turns arrays of one element into numbers, which NumPy 2.4 refuses: take an older one there.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # (batch, query heads, key/value heads, tokens, width, causal)

@@ -49,6 +49,18 @@ ENTRIES: tuple[Entry, ...] = (
         question="What does padding cost, in tokens that are trained on?",
         function="speedlab.labs.data_pipeline:shapes_of_text",
     ),
+    Entry(
+        name="precision_formats", function="speedlab.labs.precision:precision_formats",
+        question="Which gradients and updates of this model are lost in which number format?",
+    ),
+    Entry(
+        name="attention_sweep", function="speedlab.labs.attention:attention_sweep",
+        question="How long does attention take, and how much memory, by which kernel and at which context?",
+    ),
+    Entry(
+        name="attention_traffic", function="speedlab.labs.dram_traffic:attention_traffic", gpu=True,
+        question="How many bytes does attention move between memory and chip, counted and measured?",
+    ),
 )  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
