@@ -61,6 +61,10 @@ ENTRIES: tuple[Entry, ...] = (
         name="attention_traffic", function="speedlab.labs.dram_traffic:attention_traffic", gpu=True,
         question="How many bytes does attention move between memory and chip, counted and measured?",
     ),
+    Entry(
+        name="compile_modes", function="speedlab.labs.compiling:compile_modes",
+        question="What does torch.compile fuse, where does it break or compile again, and when is it paid back?",
+    ),
 )  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
