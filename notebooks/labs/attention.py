@@ -44,9 +44,8 @@ lab.run("attention_traffic")
 # ## Why it should be faster
 #
 # By arithmetic it should not: a tiled kernel computes the scores twice, once in each pass. But plain attention writes
-# them to memory and reads them back several times, and at two bytes a score the card moves far longer than it
-# multiplies. Counted by formula for the forward pass of one GPT-2 layer, and read from the card's own counters by
-# Nsight Compute where this is allowed:
+# them to memory and reads them back several times. Counted by formula for the forward pass of one GPT-2 layer, and
+# read from the card's own counters by Nsight Compute where this is allowed:
 
 # %%
 lab.show_table(
@@ -69,7 +68,7 @@ lab.show_code(tiled_attention.visit_key_tiles, tiled_attention._TiledAttention)
 SVG(flash_attention_tiling())
 
 # %% [markdown]
-# In PyTorch each line above is a kernel of its own that reads and writes memory, so this form saves memory and no time.
+# In PyTorch each line above is a kernel of its own that reads and writes memory: expect memory to be saved, and no time.
 # In `speedlab.model.triton_attention` the same loops are three GPU kernels, whose tiles stay on the chip. It is the row
 # *triton* below; it does nothing clever.
 #

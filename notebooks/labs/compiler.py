@@ -131,15 +131,16 @@ lab.show_table("compile_modes", {"layers": "recipe", "compile": "mode", **LOSSES
 # ## On other cards
 #
 # Triton, which the compiler writes its kernels in, needs compute capability 7.0. On a CPU it writes C++ and needs a
-# compiler; the toy of this lab leaves that to chapter 8. A slower card gains fewer launches' worth and more memory's
-# worth; matmul autotuning is only tried on cards with enough multiprocessors.
+# compiler; the toy of this lab leaves that to chapter 8. Matmul autotuning is only tried on cards with enough
+# multiprocessors.
 #
 # ## What we learned
 #
-# * *torch.compile is a free lunch.* It is paid in advance, each time shapes or code change; a cache on disk gives most
-#   of it back to the next process.
+# * *torch.compile is a free lunch.* It is paid in advance, each time shapes or code change. The row of the new process
+#   says how much of it a cache on disk gives back.
 # * *It makes everything faster.* Look at the matmuls in the figure: fusing is about all the rest.
-# * Hand-written layers and PyTorch's own end up close once compiled. Clear code first, then the compiler.
+# * Compare the two compiled rows, native and hand-written layers: what is left between them is what the choice of
+#   layers still matters once there is a compiler.
 #
 # ## Try it yourself
 #

@@ -68,7 +68,7 @@ def gradient_histogram(experiment: Experiment) -> Figure:
         axis.set_xlim(max(min(shown), -70) - 1, max(shown) + 2)
         axis.set_ylim(0, top)
         axis.set_xlabel("power of two below the gradient's size")
-        axis.set_ylabel("share of the gradients that are not zero")
+        axis.set_ylabel("share of those not zero")
         legend_below(figure, axis, 3)
         figure.set_label(f"Histogram of gradients by power of two. {'; '.join(words)}.")
     return figure
@@ -94,8 +94,10 @@ def weight_trajectories(experiment: Experiment) -> Figure:
             7, columns=len(weights), title="One weight while the model trains", alt=f"Values over steps. {words}."
         )
         for axis, weight in zip(axes, weights, strict=True):
-            for row, colour in zip([row for row in rows if row["weight"] == weight], COLOURS, strict=False):
-                axis.step(range(len(row["values"])), row["values"], color=colour, linewidth=1.5, where="post",
+            mine = [row for row in rows if row["weight"] == weight]
+            # Where two lie on each other the first shows as a rim.
+            for row, colour, width in zip(mine, COLOURS, (4.0, 2.4, 1.1), strict=False):
+                axis.step(range(len(row["values"])), row["values"], color=colour, linewidth=width, where="post",
                           label=row["precision"])  # fmt: skip
             axis.set_title(weight, fontsize=9, loc="left")
             axis.set_xlabel("step")
