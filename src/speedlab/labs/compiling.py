@@ -165,7 +165,7 @@ def interrupted(bench: Any, recipe: Recipe, name: str) -> dict[str, Any]:
     with quiet():
         for _ in range(1 + bench.plan.warmup_steps):
             step(batches)
-    return {**found, "step_ms": time_steps(step, batches, bench.device, bench.plan.steps)}
+        return {**found, "step_ms": time_steps(step, batches, bench.device, bench.plan.steps)}
 
 
 @contextmanager
