@@ -87,7 +87,7 @@ def test_the_toy_sweep_has_a_row_for_everything_and_no_error(toy: Experiment) ->
     reasons = {row["kind"]: row["reason"] for row in toy.rows if row["status"] == "unavailable"}
     assert set(reasons) <= set(ELSEWHERE)
     swept = [(row["kind"], row["context"]) for row in toy.measured if row["what"] == "context"]
-    assert set(swept) == {(kind, context) for kind in HERE for context in attention.TOY_CONTEXTS}
+    assert set(swept) == {(kind, context) for kind in HERE for context in attention.TOY_SIZES.contexts}
 
 
 def test_the_toy_sweep_found_every_kind_accurate_and_repeatable(toy: Experiment) -> None:

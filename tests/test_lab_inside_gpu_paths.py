@@ -1,4 +1,4 @@
-"""The parts of the compile lab that a toy leaves out, with a compiler that generates no code in place of inductor."""
+"""What a toy leaves out of the labs on attention and the compiler, with a compiler that generates no code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from model_helper import CPU, TINY
 
-from speedlab.labs import compiling
+from speedlab.labs import attention, compiling
 from speedlab.measuring.variant import Plan
 from speedlab.model import draw_weights
 from speedlab.recipe import Recipe
@@ -28,9 +28,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(step.torch, "compile", compile_eagerly)
     tokens = np.random.default_rng(1).integers(0, TINY.vocab_size, 2000, dtype=np.uint16)
+    machine = SimpleNamespace(compiler_problem=None, device_type="cpu")
     return SimpleNamespace(
         device=CPU, place=Place(device=CPU), tokens=SimpleNamespace(tokens=tokens), weights_for=draw_weights,
-        plan=Plan(contract_steps=2, warmup_steps=1, steps=3), machine=SimpleNamespace(compiler_problem=None),
+        plan=Plan(contract_steps=2, warmup_steps=1, steps=3), machine=machine,
         profile=SimpleNamespace(publishable=True), scaled=lambda recipe: TINY.but(attention="sdpa"),
     )  # fmt: skip
 
@@ -59,3 +60,17 @@ def test_every_row_of_a_real_profile(bench: Any, monkeypatch: pytest.MonkeyPatch
     assert uncounted == ["unavailable", "unavailable"]  # nothing was generated, so nothing was counted
     kernels = [row for row in rows if row["what"] == "kernels"]
     assert len(kernels) == len(modes) and all(row["calls"] > 0 for row in kernels)
+
+
+def test_compiled_attention_is_a_row_at_its_contexts(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = attention.Sizes(batch=2, context=16, contexts=(8, 16, 32), long=16, causal=(8,), compiled=(8, 16), tiled=8)
+    monkeypatch.setattr(attention, "SIZES", sizes)
+    monkeypatch.setattr(attention, "SEVEN_B", attention.TOY_LAYER)
+    rows = list(attention.attention_sweep(bench, lambda text: None))
+    assert [(row["what"], row["reason"]) for row in rows if row["status"] == "error"] == []
+    contexts: dict[str, list[int]] = {}
+    for row in rows:
+        if row["what"] == "context" and row["status"] == "measured":
+            assert row["batch"] * row["context"] == 32
+            contexts.setdefault(row["kind"], []).append(row["context"])
+    assert contexts["plain"] == [8, 16, 32] and contexts["plain_compiled"] == [8, 16] and contexts["tiled"] == [8]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,35 +34,53 @@ from speedlab.model.gpt import Block
 from speedlab.recipe import Recipe
 from speedlab.training.precision import matmul_precision
 
-CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16_384)
-TOY_CONTEXTS = (16, 32, 64)
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """batch and context: of one call, whose tokens every other context shares. long: the context of the rows on heads
+    and determinism. causal: those of causal against full. compiled: those where a shape is compiled, for seconds each.
+    tiled: the longest for the tiled form in PyTorch, which launches thousands of kernels."""
+
+    batch: int
+    context: int
+    contexts: tuple[int, ...]
+    long: int
+    causal: tuple[int, ...]
+    compiled: tuple[int, ...]
+    tiled: int
+
+
+SIZES = Sizes(
+    batch=64, context=1024, contexts=(256, 512, 1024, 2048, 4096, 8192, 16_384), long=4096,
+    causal=(1024, 4096, 16_384), compiled=(1024, 4096), tiled=4096,
+)  # fmt: skip
+TOY_SIZES = Sizes(batch=2, context=64, contexts=(16, 32, 64), long=64, causal=(64,), compiled=(), tiled=64)
 COMPILED = ("plain_compiled", "flex")
-# Each shape is compiled anew, for seconds; and the tiled form launches thousands of kernels for a long context.
-ONLY_AT = dict.fromkeys(COMPILED, (1024, 4096)) | {"tiled": tuple(c for c in CONTEXTS if c <= 4096)}
+TOY_LAYER = SEVEN_B.but(embedding_width=64, num_heads=2, context_length=32)
 KERNELS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "triton")
 
 
 def attention_sweep(bench: Any, say: Any) -> Iterator[dict[str, Any]]:
     """Rows by `what`: context, accuracy, causal, heads, layout, copies, deterministic, layer_7b."""
     real = bench.profile.publishable
+    sizes = SIZES if real else TOY_SIZES
     recipe = bench.scaled(Recipe())
     shape = Shape(
-        batch=64 if real else 2,
-        context=1024 if real else 64,
+        batch=sizes.batch,
+        context=sizes.context,
         heads=recipe.num_heads,
         head_width=recipe.head_width,
         dtype=half_precision(bench.machine),
     )
-    long = shape.with_context(4096 if real else 64)
     start_fresh(bench.device)
     for name, rows in (
-        ("over the context", context_rows(bench, shape)),
+        ("over the context", context_rows(bench, shape, sizes)),
         ("accuracy", accuracy_rows(bench, replace(shape, batch=2))),
-        ("causal against full", causal_rows(bench, shape, (1024, 4096, 16_384) if real else TOY_CONTEXTS[-1:])),
-        ("heads", head_rows(bench, long)),
+        ("causal against full", causal_rows(bench, shape, sizes.causal)),
+        ("heads", head_rows(bench, shape.with_context(sizes.long))),
         ("layouts", layout_rows(bench, shape)),
-        ("determinism", deterministic_rows(bench, long)),
-        ("a layer of a 7B model", layer_rows(bench, real)),
+        ("determinism", deterministic_rows(bench, shape.with_context(sizes.long))),
+        ("a layer of a 7B model", layer_rows(bench, SEVEN_B if real else TOY_LAYER)),
     ):
         say(name)
         yield from rows
@@ -88,20 +106,20 @@ def make_room(bench: Any) -> None:
         free_everything(bench.device)
 
 
-def context_rows(bench: Any, shape: Shape) -> Iterator[dict[str, Any]]:
+def context_rows(bench: Any, shape: Shape, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Every implementation at the same number of tokens in ever longer sequences."""
     for kind in KINDS:
-        for context in contexts_of(kind, real=bench.profile.publishable):
+        for context in contexts_of(kind, sizes):
             row = timed(bench, "context", kind, shape.with_context(context))
             yield row
             if row["status"] == "unavailable":
                 break  # nor at another context
 
 
-def contexts_of(kind: str, *, real: bool) -> tuple[int, ...]:
-    if real:
-        return ONLY_AT.get(kind, CONTEXTS)
-    return () if kind in COMPILED else TOY_CONTEXTS
+def contexts_of(kind: str, sizes: Sizes) -> tuple[int, ...]:
+    if kind in COMPILED:
+        return sizes.compiled
+    return tuple(context for context in sizes.contexts if kind != "tiled" or context <= sizes.tiled)
 
 
 def accuracy_rows(bench: Any, shape: Shape) -> Iterator[dict[str, Any]]:
@@ -218,11 +236,9 @@ def repeats_agree(device: torch.device, kind: str, shape: Shape, repeats: int = 
             "largest_difference": max(largest)}  # fmt: skip
 
 
-def layer_rows(bench: Any, real: bool) -> Iterator[dict[str, Any]]:
+def layer_rows(bench: Any, model: Recipe) -> Iterator[dict[str, Any]]:
     """One block of a 7B model, one sequence, forward and backward, with plain and with fused attention."""
-    base = SEVEN_B.but(layers="native", dropout=0.0, causal_mask="on_the_fly", micro_batch=1)
-    if not real:
-        base = base.but(embedding_width=64, num_heads=2, context_length=32)
+    base = model.but(layers="native", dropout=0.0, causal_mask="on_the_fly")
     dtype = half_precision(bench.machine)
     for attention in ("plain", "sdpa"):
         make_room(bench)
