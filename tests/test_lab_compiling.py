@@ -47,14 +47,37 @@ def test_a_fused_chain_reads_once_and_writes_once(tmp_path, monkeypatch: pytest.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     x = torch.randn(MEGA)
-    with counted_bytes.compiled_bytes() as graphs:
+    with counted_bytes.compiled_bytes() as counted:
         found = torch.compile(chain, dynamic=False)(x)
     torch.testing.assert_close(found, chain(x))
-    assert graphs == [2 * 4 * MEGA]
-    torch._dynamo.reset()
-    with counted_bytes.compiled_bytes() as again:
-        torch.compile(lambda x: x + 1, backend="eager")(x)
-    assert again == []
+    assert counted.graphs == [2 * 4 * MEGA] and counted.total == 2 * 4 * MEGA
+
+
+class StandIn:
+    """In place of inductor's class: it compiles to a word and cannot count."""
+
+    def compile_to_module(self) -> str:
+        return "module"
+
+    def count_bytes(self) -> tuple[int]:
+        raise KeyError("a node without a size")
+
+
+def test_a_count_that_fails_lets_the_compiler_go_on_and_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.graph.GraphLowering", StandIn)
+    original = StandIn.compile_to_module
+    with counted_bytes.compiled_bytes() as counted:
+        assert StandIn().compile_to_module() == "module"
+    assert StandIn.compile_to_module is original
+    with pytest.raises(NotAvailable, match="count failed: KeyError"):
+        _ = counted.total
+    monkeypatch.delattr(StandIn, "count_bytes")
+    with counted_bytes.compiled_bytes() as counted:
+        assert StandIn().compile_to_module() == "module"
+    with pytest.raises(NotAvailable, match="counts no bytes"):
+        _ = counted.total
+    with pytest.raises(NotAvailable, match="no graph was compiled"):
+        _ = counted_bytes.CompiledBytes().total
 
 
 def test_breaks_are_seen_and_the_result_stays() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from speedlab.errors import NotAvailable
-from speedlab.labs.counted_bytes import compiled_bytes, operator_bytes
+from speedlab.labs.counted_bytes import CompiledBytes, compiled_bytes, operator_bytes
 from speedlab.labs.rows import attempt
 from speedlab.labs.warm_start import first_step_elsewhere
 from speedlab.ladder import NINE_STEPS
@@ -40,7 +40,7 @@ def compile_modes(bench: Any, say: Any) -> Iterator[dict[str, Any]]:
     """Rows by `what`: mode, warm, graph_break, recompile, then bytes and kernels."""
     recipes = recipes_of(bench)
     pairs = [(name, mode) for name, modes in MODES.items() for mode in modes]
-    graphs: dict[tuple[str, str], list[int]] = {}
+    graphs: dict[tuple[str, str], CompiledBytes] = {}
     for name, mode in pairs:
         say(f"{name}, {mode}")
         with compiled_bytes() as graphs[name, mode]:
@@ -210,7 +210,7 @@ def other_batches(bench: Any, recipe: Recipe, dynamic: bool | None) -> dict[str,
     return {"batches": list(BATCHES), "graphs": graphs, "call_s": seconds, "backend": backend}
 
 
-def count_bytes(bench: Any, recipe: Recipe, graphs: list[int]) -> dict[str, Any]:
+def count_bytes(bench: Any, recipe: Recipe, graphs: CompiledBytes) -> dict[str, Any]:
     """Bytes of the model's forward and backward pass. graphs: what inductor counted when it compiled the recipe."""
     check_compiles(bench, recipe)
     if recipe.compile == "off":
@@ -218,9 +218,7 @@ def count_bytes(bench: Any, recipe: Recipe, graphs: list[int]) -> dict[str, Any]
         step, batches = start_variant(recipe, bench.weights_for(recipe), bench.tokens.tokens, bench.place)
         counted = operator_bytes(step.forward, next(batches)[0])
         return {"bytes": counted.total, "operators": counted.calls}
-    if not graphs:
-        raise NotAvailable("this PyTorch's compiler counted no bytes, or its graphs came from a cache")
-    return {"bytes": sum(graphs), "graphs": len(graphs)}
+    return {"bytes": graphs.total, "graphs": len(graphs.graphs)}
 
 
 def kernel_kinds(bench: Any, recipe: Recipe) -> dict[str, Any]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from speedlab.errors import NotAvailable
 
 # They move nothing, although their schema does not say that the output is the input, or that it is not written.
 MOVE_NOTHING = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -44,21 +47,42 @@ def moves_nothing(function: Any) -> bool:
     return (bool(views) and all(views)) or schema.name.split("::")[-1] in MOVE_NOTHING
 
 
-@contextmanager
-def compiled_bytes() -> Iterator[list[int]]:
-    """Collect, for each graph that inductor compiles inside, what it counts for the kernels it made.
+@dataclass
+class CompiledBytes:
+    """graphs: bytes of each graph that was compiled. problem: why there is no count, None while there is one."""
 
-    A graph that comes from a cache is not counted. The list stays empty where this PyTorch has no such count.
+    graphs: list[int] = field(default_factory=list)
+    problem: str | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes of all graphs; `NotAvailable` where they were not counted."""
+        if self.problem or not self.graphs:
+            raise NotAvailable(self.problem or "no graph was compiled: they came from a cache, or nothing was compiled")
+        return sum(self.graphs)
+
+
+@contextmanager
+def compiled_bytes() -> Iterator[CompiledBytes]:
+    """Ask inductor, for each graph that it compiles inside, for its own count over the kernels that it made.
+
+    The count is no public interface: where it is missing or fails, compiling goes on and the result says so.
     """
     from torch._inductor.graph import GraphLowering
 
-    counted: list[int] = []
-    original = GraphLowering.compile_to_module
+    counted = CompiledBytes()
+    original = getattr(GraphLowering, "compile_to_module", None)
+    if original is None or not hasattr(GraphLowering, "count_bytes"):
+        counted.problem = "this PyTorch's compiler counts no bytes"
+        yield counted
+        return
 
     def compile_and_count(graph: Any) -> Any:
         module = original(graph)
-        if hasattr(graph, "count_bytes"):
-            counted.append(int(graph.count_bytes()[0]))
+        try:
+            counted.graphs.append(int(graph.count_bytes()[0]))
+        except Exception as error:
+            counted.problem = f"the compiler's count failed: {type(error).__name__}"
         return module
 
     GraphLowering.compile_to_module = compile_and_count
