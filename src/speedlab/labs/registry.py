@@ -54,6 +54,22 @@ ENTRIES: tuple[Entry, ...] = (
         question="How near do formulas come to the measured peak of memory?",
         function="speedlab.labs.memory_planner:predicted_against_measured",
     ),
+    Entry(
+        name="precision_formats", function="speedlab.labs.precision:precision_formats",
+        question="Which gradients and updates of this model are lost in which number format?",
+    ),
+    Entry(
+        name="attention_sweep", function="speedlab.labs.attention:attention_sweep",
+        question="How long does attention take, and how much memory, by which kernel and at which context?",
+    ),
+    Entry(
+        name="attention_traffic", function="speedlab.labs.dram_traffic:attention_traffic", gpu=True,
+        question="How many bytes does attention move between memory and chip, counted and measured?",
+    ),
+    Entry(
+        name="compile_modes", function="speedlab.labs.compiling:compile_modes",
+        question="What does torch.compile fuse, where does it break or compile again, and when is it paid back?",
+    ),
 )  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 
