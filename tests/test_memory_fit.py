@@ -21,7 +21,7 @@ from speedlab.memory_fit import (
     on_card,
     switches,
 )
-from speedlab.memory_plan import plan_memory
+from speedlab.memory_plan import is_counted, plan_memory
 from speedlab.recipe import Recipe
 from speedlab.records.store import committed_root, read_records
 
@@ -31,6 +31,8 @@ H200, T4, A100 = BY_SLUG["nvidia-h200"], BY_SLUG["tesla-t4"], BY_SLUG["nvidia-a1
 
 def test_the_reserve_covers_what_the_allocator_took_in_every_committed_record() -> None:
     records = [record for record in read_records(committed_root()) if record.peak_allocated_bytes]
+    # What CUDA graphs keep is reserved and not counted as allocated: there the two do not belong together.
+    records = [record for record in records if is_counted(Recipe.from_dict(record.recipe))]
     assert records
     for record in records:
         slack = record.peak_reserved_bytes - record.peak_allocated_bytes

@@ -13,7 +13,7 @@ from speedlab.recipe import CHOICES, Recipe
 # What a card's memory is needed for besides tensors: CUDA's context with the code of all kernels, and blocks of the
 # allocator that no tensor fills. The share is no smaller than that of any committed record (a test says so).
 CONTEXT_BYTES = 2**30
-ALLOCATOR_SHARE = 0.16
+ALLOCATOR_SHARE = 0.18
 LARGEST_MICRO_BATCH = 1 << 16
 
 # What to change when a recipe does not fit, the cheapest first: same arithmetic, then rounding, then time.

@@ -171,11 +171,13 @@ def loss_bytes(recipe: Recipe) -> int:
     """Logits and loss at their largest, in the backward pass of log_softmax.
 
     Three tensors of B x T x V: the log-probabilities that the forward pass kept, their gradient from nll_loss, and the
-    gradient of the logits that is being made. The logits themselves are gone by then. Autocast computes all three in
-    float32 (cross_entropy is on its list). nll_loss also keeps the ids.
+    gradient of the logits that is being made. The logits themselves are gone by then. nll_loss also keeps the ids.
+    Autocast on CUDA leaves log_softmax in 16 bits, because cross_entropy asks for the format of its input, and casts
+    what nll_loss reads: then the three are the log-probabilities, their float32 copy, and its gradient.
     """
     size = sizes_of(recipe)
-    return 3 * size.rows * recipe.padded_vocab_size * size.stream + size.rows * INT64
+    formats = (size.compute, FLOAT32, FLOAT32) if size.autocast else (size.stream,) * 3
+    return size.rows * recipe.padded_vocab_size * sum(formats) + size.rows * INT64
 
 
 def not_modelled(recipe: Recipe) -> tuple[str, ...]:
