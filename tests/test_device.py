@@ -222,9 +222,10 @@ def test_every_rule_names_a_field_of_the_recipe():
         precision="float16_autocast", optimizer="one_pass", loss="in_place", attention="sdpa_cudnn",
         head_matmul="fp8_forward",
     )  # fmt: skip
-    machines = (T4, CPU, CPU_WITHOUT_COMPILER)
+    fused = fast.but(precision="float32", feed_forward="fused", residual="fused", qkv_backward="fused")
+    machines = (T4, CPU, CPU_WITHOUT_COMPILER, gpu((6, 1), compiler_problem="too old for Triton"))
     fired = {
-        rule for rule in device.RULES for machine in machines for recipe in (worst, fast)
+        rule for rule in device.RULES for machine in machines for recipe in (worst, fast, fused)
         if rule(recipe, machine) is not None
     }  # fmt: skip
     assert fired == set(device.RULES)

@@ -199,6 +199,18 @@ def _attention(recipe: Recipe, machine: Capabilities) -> Substitution | None:
     )  # fmt: skip
 
 
+def _without_triton(field: str, plain: str) -> Callable[[Recipe, Capabilities], Substitution | None]:
+    """A rule that takes the plain form of `field` on a GPU that cannot run Triton's kernels."""
+
+    def rule(recipe: Recipe, machine: Capabilities) -> Substitution | None:
+        used = getattr(recipe, field)
+        if machine.device_type == "cpu" or machine.compiler_problem is None or used not in ("fused", "in_place"):
+            return None
+        return Substitution(field=field, asked=used, used=plain, reason=machine.compiler_problem)
+
+    return rule
+
+
 def _fp8(recipe: Recipe, machine: Capabilities) -> Substitution | None:
     if recipe.head_matmul == "same" or (machine.capability or (0, 0)) >= (8, 9):
         return None
@@ -226,6 +238,8 @@ def _data_parallel(recipe: Recipe, machine: Capabilities) -> Substitution | None
 
 RULES: tuple[Callable[[Recipe, Capabilities], Substitution | None], ...] = (
     _bfloat16, _tf32, _pinned, _compile, _max_autotune, _one_pass, _loss, _attention, _fp8, _data_parallel,
+    _without_triton("loss", "plain"), _without_triton("feed_forward", "separate"),
+    _without_triton("residual", "separate"), _without_triton("qkv_backward", "separate"),
 )  # fmt: skip
 
 

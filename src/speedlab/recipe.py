@@ -133,6 +133,13 @@ class Recipe:
         return asdict(self)
 
     @classmethod
+    def fastest(cls, machine: Any = None) -> Recipe:
+        """Preset `fastest` as `machine` (`device.Capabilities`; None: this one) can run it."""
+        from speedlab.presets import preset_for
+
+        return preset_for("fastest", machine)[0]
+
+    @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
         """The recipe with these values; fields that are absent take their defaults."""
         _check_field_names(values)
