@@ -112,9 +112,7 @@ def _timed(bench: Any, recipe: Recipe, *, scaled: bool = False, **what: Any) -> 
     plan = replace(bench.plan, contract_steps=0, warmup_steps=min(5, bench.plan.warmup_steps))
 
     def make() -> dict[str, Any]:
-        measured = measure_variant(
-            used, bench.weights_for(used), bench.tokens.tokens, plan, bench.place, kernels=False
-        )
+        measured = measure_variant(used, bench.weights_for(used), bench.tokens.tokens, plan, bench.place, kernels=False)
         return {
             "step_ms": measured.step_ms,
             "tokens_per_step": used.tokens_per_step,

@@ -109,8 +109,12 @@ def outcomes(records: Iterable[Record]) -> list[Outcome]:
             measured = _ms(before, tokens) - _ms(record, tokens)
         lines.append(
             Outcome(
-                rung=rung.key, title=rung.title, predicted_ms=prediction.saves_ms, why=prediction.why,
-                measured_ms=measured, reason=record.reason if record and record.status != "measured" else None,
+                rung=rung.key,
+                title=rung.title,
+                predicted_ms=prediction.saves_ms,
+                why=prediction.why,
+                measured_ms=measured,
+                reason=record.reason if record and record.status != "measured" else None,
             )  # fmt: skip
         )
     return lines
