@@ -25,6 +25,7 @@ from speedlab.labs.beyond_predictions import (
 from speedlab.measuring.variant import Plan
 from speedlab.model import draw_weights
 from speedlab.profile import SMOKE
+from speedlab.publishing.formatting import NOTHING
 from speedlab.recipe import changes
 from speedlab.training.distributed import Place
 
@@ -101,7 +102,7 @@ def test_the_lab_book_shows_each_prediction_once_and_needs_no_record():
     lines = lab_book([]).splitlines()
     assert len(lines) == 2 + len(PREDICTIONS)
     assert all(line.count("|") == 6 for line in lines)
-    assert "| +4.6 | – | not measured yet |" in lines[2]
+    assert f"| +4.6 | {NOTHING} | not measured yet |" in lines[2]
 
 
 def test_candidates_stop_when_the_time_is_up(monkeypatch):

@@ -14,8 +14,8 @@ from records_helper import make_record, skipped_record
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from speedlab import cli
-from speedlab.derived_ladders import NOTES, changing_keys, reordered, reordered_parent
 from speedlab.beyond import BEYOND
+from speedlab.derived_ladders import NOTES, changing_keys, reordered, reordered_parent
 from speedlab.device import Capabilities
 from speedlab.errors import BadInput
 from speedlab.inert import RULES, inert_reason

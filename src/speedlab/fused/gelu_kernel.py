@@ -14,6 +14,7 @@ FORWARD_ROWS = 4
 BACKWARD_ROWS = 2  # at a time; one program walks down ROWS_PER_PROGRAM of them and keeps its column sums
 ROWS_PER_PROGRAM = 128
 NUM_WARPS = 4
+STAGES = 2  # rows that are on their way while others are worked on
 
 TWO_ROOT_2_OVER_PI = tl.constexpr(1.5957691216057308)
 CUBIC = tl.constexpr(0.044715)
@@ -39,6 +40,7 @@ def gelu_forward_kernel(
 def gelu_backward_kernel(
     dh_ptr, x_ptr, bias_ptr, dx_ptr, sums_ptr, num_rows,
     NUM_COLUMNS: tl.constexpr, ROWS: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx = dh gelu'(x + bias); sums[program] = column sums of its rows of dx, in float32."""
     first = tl.program_id(0) * ROWS_PER_PROGRAM
@@ -46,7 +48,7 @@ def gelu_backward_kernel(
     inside = columns < NUM_COLUMNS
     bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for start in range(0, ROWS_PER_PROGRAM, ROWS):
+    for start in tl.range(0, ROWS_PER_PROGRAM, ROWS, num_stages=STAGES):
         rows = first + start + tl.arange(0, ROWS)
         mask = (rows[:, None] < num_rows) & inside[None, :]
         at = rows[:, None].to(tl.int64) * NUM_COLUMNS + columns[None, :]
@@ -81,6 +83,6 @@ def backward(dh_NF: Tensor, x_NF: Tensor, bias_F: Tensor) -> tuple[Tensor, Tenso
     sums = torch.empty(programs, columns, dtype=torch.float32, device=x_NF.device)
     gelu_backward_kernel[(programs, triton.cdiv(columns, block))](
         dh_NF, x_NF, bias_F, dx_NF, sums, rows, NUM_COLUMNS=columns, ROWS=BACKWARD_ROWS,
-        ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK=block, num_warps=NUM_WARPS,
+        ROWS_PER_PROGRAM=ROWS_PER_PROGRAM, BLOCK=block, STAGES=STAGES, num_warps=NUM_WARPS,
     )  # fmt: skip
     return dx_NF, sums.sum(dim=0)

@@ -9,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 FORWARD_ROWS = 4
-BACKWARD_ROWS = 2
+BACKWARD_ROWS = 1
 NUM_WARPS = 4
+STAGES = 3  # rows that are on their way while others are worked on
 # Programs of the backward pass on each multiprocessor: enough loads in flight, few enough sums to add in the end.
 PROGRAMS_PER_MULTIPROCESSOR = 8
 
@@ -47,6 +48,7 @@ def residual_norm_forward_kernel(
 def residual_norm_backward_kernel(
     dz_ptr, dy_ptr, z_ptr, weight_ptr, mean_ptr, scale_ptr, dx_ptr, sums_ptr, num_rows,
     HAS_DZ: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ROWS_PER_PROGRAM: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx = dz + gradient of the norm; sums[program] = column sums for the norm's weight, its shift and the bias."""
     columns = tl.arange(0, BLOCK)
@@ -55,7 +57,7 @@ def residual_norm_backward_kernel(
     for_weight = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for_shift = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for_bias = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for start in range(0, ROWS_PER_PROGRAM, ROWS):
+    for start in tl.range(0, ROWS_PER_PROGRAM, ROWS, num_stages=STAGES):
         rows = tl.program_id(0) * ROWS_PER_PROGRAM + start + tl.arange(0, ROWS)
         there = rows < num_rows
         mask = there[:, None] & inside[None, :]
@@ -64,13 +66,13 @@ def residual_norm_backward_kernel(
         z = tl.load(z_ptr + at, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + rows, mask=there, other=0.0)
         scale = tl.load(scale_ptr + rows, mask=there, other=0.0)
+        # Asked for before it is needed: the sums along the rows below would hold it up.
+        dz = tl.load(dz_ptr + at, mask=mask, other=0.0).to(tl.float32) if HAS_DZ else 0.0
         normed = tl.where(mask, (z - mean[:, None]) * scale[:, None], 0.0)
         weighted = dy * weight[None, :]
         along = tl.sum(weighted * normed, axis=1) / WIDTH
         level = tl.sum(weighted, axis=1) / WIDTH
-        dx = (weighted - normed * along[:, None] - level[:, None]) * scale[:, None]
-        if HAS_DZ:
-            dx += tl.load(dz_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        dx = (weighted - normed * along[:, None] - level[:, None]) * scale[:, None] + dz
         dx = tl.where(mask, dx, 0.0)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         for_weight += dy * normed
@@ -110,7 +112,7 @@ def backward(
     residual_norm_backward_kernel[(programs,)](
         dy_NC if dz_NC is None else dz_NC, dy_NC, z_NC, weight_C, mean_N, scale_N, dx_NC, sums, rows,
         HAS_DZ=dz_NC is not None, WIDTH=width, ROWS=BACKWARD_ROWS, ROWS_PER_PROGRAM=rows_per_program,
-        BLOCK=triton.next_power_of_2(width), num_warps=NUM_WARPS,
+        BLOCK=triton.next_power_of_2(width), STAGES=STAGES, num_warps=NUM_WARPS,
     )  # fmt: skip
     return dx_NC, sums.sum(dim=0)
 

@@ -13,9 +13,12 @@ from speedlab.beyond import FASTEST
 from speedlab.labs.rows import attempt
 
 REPEATS = 8
-# Tile sizes that the kernels are tried with: (columns or rows at a time, warps).
-LOSS_TILES = ((2048, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16), (16384, 32), (32768, 32))
-ROW_TILES = ((1, 4), (2, 4), (4, 4), (4, 8), (8, 8))
+# What the kernels are tried with: columns or rows at a time, warps, stages of the pipeline.
+LOSS_TILES = (
+    (2048, 4, 1), (4096, 8, 1), (4096, 8, 3), (8192, 8, 1), (8192, 16, 1), (8192, 16, 2), (8192, 16, 3), (8192, 16, 4),
+    (16384, 16, 2), (16384, 32, 1), (16384, 32, 3),
+)  # fmt: skip
+ROW_TILES = ((1, 4, 1), (1, 4, 2), (1, 4, 3), (1, 4, 4), (2, 4, 1), (2, 4, 2), (2, 4, 3), (4, 4, 2), (4, 8, 1))
 
 
 def parts(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -129,9 +132,9 @@ def losses(sizes: Sizes) -> Iterator[dict[str, Any]]:
         return
     from speedlab.fused.cross_entropy_kernel import losses_and_gradient
 
-    for block, warps in LOSS_TILES:
-        call = partial(losses_and_gradient, logits, targets, 1.0, block=block, num_warps=warps)
-        yield sizes.row("loss", "both", f"in place, {block} columns, {warps} warps", call, bytes=least)
+    for block, warps, stages in LOSS_TILES:
+        call = partial(losses_and_gradient, logits, targets, 1.0, block=block, num_warps=warps, stages=stages)
+        yield sizes.row("loss", "both", f"in place, {block} columns, {warps} warps, {stages} stages", call, bytes=least)
 
 
 def gelu(sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -191,16 +194,17 @@ def norms(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 def _row_tiles(sizes: Sizes, part: str, kernel: Any, forward: Callable, backward: Callable) -> Iterator[dict[str, Any]]:
     """Both passes of a kernel with other tiles than its own, which it has back in the end."""
-    own = kernel.FORWARD_ROWS, kernel.BACKWARD_ROWS, kernel.NUM_WARPS
+    own = kernel.FORWARD_ROWS, kernel.BACKWARD_ROWS, kernel.NUM_WARPS, kernel.STAGES
     try:
-        for rows, warps in ROW_TILES:
+        for rows, warps, stages in ROW_TILES:
             kernel.FORWARD_ROWS = kernel.BACKWARD_ROWS = rows
-            kernel.NUM_WARPS = warps
+            kernel.NUM_WARPS, kernel.STAGES = warps, stages
             with sizes.torch.no_grad():
-                yield sizes.row(part, "forward", f"fused, {rows} rows, {warps} warps", forward)
-                yield sizes.row(part, "backward", f"fused, {rows} rows, {warps} warps", backward)
+                if stages == 1:
+                    yield sizes.row(part, "forward", f"fused, {rows} rows, {warps} warps", forward)
+                yield sizes.row(part, "backward", f"fused, {rows} rows, {warps} warps, {stages} stages", backward)
     finally:
-        kernel.FORWARD_ROWS, kernel.BACKWARD_ROWS, kernel.NUM_WARPS = own
+        kernel.FORWARD_ROWS, kernel.BACKWARD_ROWS, kernel.NUM_WARPS, kernel.STAGES = own
 
 
 def joins(sizes: Sizes) -> Iterator[dict[str, Any]]:
