@@ -83,12 +83,13 @@ class OnePassAdamW:
         # Gradients are new tensors in each step. Pinned, so that nobody waits for the copy of their addresses; the
         # allocator of pinned memory does not hand the block out again before the copy has been made.
         places = [gradient.data_ptr() for gradient in gradients]
+        aligned = not any(place % 16 for place in places) and not any(p.numel() % 16 for p in self.parameters)
         addresses = torch.tensor(places, dtype=torch.int64)
         if self.masters.is_cuda:
             addresses = addresses.pin_memory().to(self.masters.device, non_blocking=True)
         adamw(
-            addresses, gradients[0].dtype, not any(place % 16 for place in places), self.blocks, self.masters,
-            self.first, self.second, self.weights, BLOCK, numbers,
+            addresses, gradients[0].dtype, aligned, self.blocks, self.masters, self.first, self.second, self.weights,
+            BLOCK, numbers,
         )  # fmt: skip
 
     def _step_plainly(self, gradients: list[Tensor], numbers: tuple[float, ...]) -> None:

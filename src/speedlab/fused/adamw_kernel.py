@@ -18,10 +18,12 @@ def adamw_kernel(
     block = tl.program_id(0).to(tl.int64)
     tensor = tl.load(tensor_of_ptr + block)
     offset = tl.load(offset_ptr + block)  # of this piece in its tensor
-    inside = offset + tl.arange(0, BLOCK) < tl.load(length_ptr + tensor)
+    length = tl.load(length_ptr + tensor)
     gradient_ptr = tl.load(gradients_ptr + tensor).to(tl.pointer_type(GRADIENT)) + offset
-    if ALIGNED:  # the compiler cannot know it of an address that it reads, and would load value by value
+    if ALIGNED:  # the compiler cannot know it of numbers that it reads, and would load value by value
+        offset, length = tl.multiple_of(offset, 16), tl.multiple_of(length, 16)
         gradient_ptr = tl.multiple_of(gradient_ptr, 16)
+    inside = offset + tl.arange(0, BLOCK) < length
     g = tl.load(gradient_ptr + tl.arange(0, BLOCK), mask=inside, other=0.0).to(tl.float32)
     at = block * BLOCK + tl.arange(0, BLOCK)
     master = tl.load(masters_ptr + at)
@@ -45,9 +47,9 @@ def adamw(
     gradients: Tensor, gradient_dtype: torch.dtype, aligned: bool, blocks: tuple[Tensor, Tensor, Tensor],
     masters: Tensor, first: Tensor, second: Tensor, weights: Tensor | None, block: int, numbers: tuple[float, ...],
 ) -> None:  # fmt: skip
-    """gradients: addresses, one for each tensor; aligned: to 16 bytes, all of them. blocks: for each block its tensor
-    and its offset there; each tensor's length. numbers: learning rate, weight decay, beta1, beta2, eps, 1 - beta1^t,
-    sqrt(1 - beta2^t)."""
+    """gradients: addresses, one for each tensor. aligned: they are to 16 bytes, and all lengths are multiples of 16.
+    blocks: for each block its tensor and its offset there; each tensor's length. numbers: learning rate, weight decay,
+    beta1, beta2, eps, 1 - beta1^t, sqrt(1 - beta2^t)."""
     tensor_of, offset, length = blocks
     adamw_kernel[(tensor_of.numel(),)](
         gradients, tensor_of, offset, length, masters, first, second, masters if weights is None else weights, *numbers,

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from speedlab.beyond import BEYOND, FASTEST, PLAIN_COMPILED
@@ -59,8 +60,9 @@ def quick(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         if spent > budget_s:
             yield {"candidate": name, "status": "unavailable", "reason": f"not reached in {budget_s:.0f} s"}
             continue
-        say(f"{name}, {spent:.0f} s of {budget_s:.0f} s")
-        yield _timed(bench, recipe, candidate=name)
+        row = _timed(bench, recipe, candidate=name)
+        say(f"{spent:.0f} s of {budget_s:.0f} s: {name}: {_in_words(row)}")
+        yield row
 
 
 def sizes(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -70,9 +72,10 @@ def sizes(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     for size, changes in SIZES.items():
         for preset, recipe in presets.items():
-            say(f"{size}, {preset}")
             recipe = bench.scaled(recipe.but(**changes))
-            yield _timed(bench, recipe, scaled=True, size=size, preset=preset)
+            row = _timed(bench, recipe, scaled=True, size=size, preset=preset)
+            say(f"{size}, {preset}: {_in_words(row)}")
+            yield row
 
 
 def curves(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -122,6 +125,17 @@ def _timed(bench: Any, recipe: Recipe, *, scaled: bool = False, **what: Any) -> 
         }
 
     return attempt(make, **what, recipe=used.as_dict())
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    """One line for whoever watches."""
+    if row["status"] != "measured":
+        return f"{row['status']}, {row['reason']}"
+    step_ms = median(row["step_ms"])
+    return (
+        f"{step_ms:.2f} ms, {row['tokens_per_step'] / step_ms * 1e3:,.0f} tokens/s, "
+        f"{(row['peak_reserved_bytes'] or 0) / 2**30:.1f} GiB, compiled in {row['compile_s'] or 0:.0f} s"
+    )
 
 
 def _budget_s() -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 from typing import Any
 
 from speedlab.beyond import FASTEST
@@ -29,8 +30,34 @@ def parts(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     sizes = Sizes(bench.device, recipe)
     torch.manual_seed(recipe.seed)
     for group in (matmuls, attention, losses, gelu, norms, joins, embeddings, optimizers):
-        say(group.__name__)
+        for row in _guarded(group, sizes):
+            say(in_words(row))
+            yield row
+
+
+def _guarded(group: Callable[[Sizes], Iterator[dict[str, Any]]], sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """The rows of a group; what fails between them, such as memory for its inputs, ends the group and not the run."""
+    try:
         yield from group(sizes)
+    except Exception as error:
+
+        def fail(error: Exception = error) -> dict[str, Any]:
+            raise error
+
+        yield attempt(fail, part=group.__name__, way="set-up", variant="all")
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """One line for whoever watches: the median of the samples, and the rate that goes with it."""
+    name = f"{row['part']}, {row['way']}, {row['variant']}"
+    if row["status"] != "measured":
+        return f"{name}: {row['reason']}"
+    middle_us = median(row["time_us"])
+    rates = {"flops": (1e6, "TFLOP/s"), "bytes": (1e6, "TB/s")}
+    rate = "".join(
+        f", {row[count] / middle_us / unit:.3g} {word}" for count, (unit, word) in rates.items() if row.get(count)
+    )
+    return f"{name}: {middle_us:,.0f} us{rate}"
 
 
 class Sizes:

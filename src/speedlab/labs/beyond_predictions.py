@@ -68,7 +68,7 @@ PREDICTIONS: dict[str, Prediction] = {
     "double_batch": Prediction(saves_ms=0.5, why="half of AdamW's 0.9 ms, for 65,536 tokens"),
     "fp8_head": Prediction(
         saves_ms=3.2,
-        why=X,
+        why="5.1 TFLOP at 635 TFLOP/s are 8.0 ms; at 1,100 in 8 bits 4.6 ms, and 0.2 ms to scale and to round",
     ),
 }  # fmt: skip
 
