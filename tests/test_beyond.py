@@ -142,7 +142,7 @@ def test_curves_of_both_sides_from_two_seeds_say_how_much_text_they_saw():
         ("plain compiled autocast", 1234), ("fastest", 1234)
     ]  # fmt: skip
     measured = [row for row in rows if row["status"] == "measured"]
-    assert len(measured) == 4 and len(rows) == 6
+    assert len(measured) == 4 and len(rows) == 5
     for row in measured:
         assert len(row["losses"]) == len(row["tokens"]) == row["steps"] == 30
         assert row["passes"] == pytest.approx(30 * row["tokens_per_step"] / 3_000)

@@ -70,7 +70,7 @@ lab.show_code(beyond_predictions.Prediction, (beyond_predictions, "PREDICTIONS")
 # it sees a gradient; so its forward pass is its backward pass.
 
 # %%
-lab.show_code(cross_entropy.InPlaceCrossEntropy, gelu._bias_gelu_backward, residual_norm._residual_norm_backward)
+lab.show_code(cross_entropy.InPlaceCrossEntropy, gelu.gradients, residual_norm.gradients)
 
 # %% [markdown]
 # ## Measured

@@ -36,10 +36,11 @@ def _residual_norm(
     return z_NC, y_NC.to(delta_NC.dtype), mean_N, (variance_N + eps).rsqrt()
 
 
-@torch.library.custom_op("speedlab::residual_norm_backward", mutates_args=())
-def _residual_norm_backward(
+def gradients(
     dz_NC: Tensor | None, dy_NC: Tensor, z_NC: Tensor, weight_C: Tensor, mean_N: Tensor, scale_N: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """The gradient of x and of delta, in the dtype of z; three column sums (3, C) in float32: the gradients of weight,
+    shift and bias. dz: what comes down the stream, None where nobody read it."""
     dz_NC = None if dz_NC is None else dz_NC.contiguous()
     if runs_triton(z_NC):
         from speedlab.fused.residual_norm_kernel import backward
@@ -55,13 +56,16 @@ def _residual_norm_backward(
     return dx.to(z_NC.dtype), torch.stack([(dy * normed).sum(0), dy.sum(0), dx.sum(0)])
 
 
+_gradients = torch.library.custom_op("speedlab::residual_norm_backward", gradients, mutates_args=())
+
+
 @_residual_norm.register_fake
 def _(x_NC, delta_NC, bias_C, weight_C, shift_C, eps):
     statistic_N = x_NC.new_empty(x_NC.shape[0], dtype=torch.float32)
     return torch.empty_like(x_NC), torch.empty_like(delta_NC), statistic_N, torch.empty_like(statistic_N)
 
 
-@_residual_norm_backward.register_fake
+@_gradients.register_fake
 def _(dz_NC, dy_NC, z_NC, weight_C, mean_N, scale_N):
     return torch.empty_like(z_NC), z_NC.new_empty((3, z_NC.shape[1]), dtype=torch.float32)
 
@@ -79,7 +83,7 @@ def _backward(ctx, dz_NC, dy_NC, _mean, _scale):
     delta, bias, weight, shift = ctx.dtypes
     if dy_NC is None:
         dy_NC = torch.zeros_like(z_NC)
-    dx_NC, sums_3C = _residual_norm_backward(dz_NC, dy_NC, z_NC, weight_C, mean_N, scale_N)
+    dx_NC, sums_3C = _gradients(dz_NC, dy_NC, z_NC, weight_C, mean_N, scale_N)
     return dx_NC, dx_NC.to(delta), sums_3C[2].to(bias), sums_3C[0].to(weight), sums_3C[1].to(shift), None
 
 

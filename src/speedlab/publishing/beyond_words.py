@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from speedlab.beyond import BEYOND
+from speedlab.labs.beyond import PLAIN_CURVE
 from speedlab.labs.beyond_predictions import lab_book
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.formatting import NOTHING, count, three_digits
@@ -79,7 +80,7 @@ def kernels_table(experiment: Experiment, *, most: int = 12) -> str:
 def curve_words(experiment: Experiment) -> str:
     """The losses at the end of each curve, and whether the two sides lie as near as two seeds of one side do."""
     ends = {(row["curve"], row["seed"]): _end(row["losses"]) for row in experiment.measured}
-    plain = [loss for (curve, _), loss in ends.items() if curve == "plain compiled autocast"]
+    plain = [loss for (curve, _), loss in ends.items() if curve == PLAIN_CURVE]
     if len(plain) < 2:
         return "The curves of the plain recipe are not complete, so there is nothing to compare with."
     noise = max(plain) - min(plain)
@@ -88,12 +89,12 @@ def curve_words(experiment: Experiment) -> str:
         f"{steps['steps']:,} steps of {steps['tokens_per_step']:,} tokens, {steps['passes']:.2g} passes over the "
         f"corpus. Two seeds of the plain recipe end {noise:.4f} nats apart."
     ]
-    others = dict.fromkeys(curve for curve, _ in ends if curve != "plain compiled autocast")
+    others = dict.fromkeys(curve for curve, _ in ends if curve != PLAIN_CURVE)
     for curve in others:
         gaps = [
-            ends[curve, seed] - ends["plain compiled autocast", seed]
+            ends[curve, seed] - ends[PLAIN_CURVE, seed]
             for name, seed in ends
-            if name == curve and ("plain compiled autocast", seed) in ends
+            if name == curve and (PLAIN_CURVE, seed) in ends
         ]
         largest = max(gaps, key=abs)
         verdict = "inside" if abs(largest) <= noise else "outside"
