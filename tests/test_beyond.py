@@ -14,6 +14,7 @@ from records_helper import make_record
 from speedlab.beyond import BEYOND, FASTEST, PLAIN_COMPILED
 from speedlab.errors import BadInput
 from speedlab.labs import beyond, beyond_parts
+from speedlab.labs.beyond_budget import budget_ms
 from speedlab.labs.beyond_predictions import (
     DATE,
     PREDICTIONS,
@@ -159,7 +160,8 @@ def test_every_part_has_a_row_or_a_reason(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     rows, said = run(beyond_parts.parts)
     assert [row for row in rows if row["status"] == "error" and "cudnn" not in row["variant"]] == []
-    assert len(said) == len(rows) and re.search(r"up, forward, matmul: [\d,]+ us, [\d.e-]+ TFLOP/s", "\n".join(said))
+    assert len(said) == len(rows) + 1 and said[-1].startswith("the fastest of each part in a step")
+    assert re.search(r"up, forward, matmul: [\d,]+ us, [\d.e-]+ TFLOP/s", "\n".join(said))
     parts = {row["part"] for row in rows}
     assert parts == {
         "qkv", "out", "up", "down", "head", "attention", "loss", "gelu", "residual_norm", "join q/k/v", "embedding",
@@ -170,6 +172,21 @@ def test_every_part_has_a_row_or_a_reason(monkeypatch):
     flops = {(row["part"], row["way"]): row["flops"] for row in rows if "flops" in row}
     tokens, width = 2 * 16, 32
     assert flops[("up", "forward")] == flops[("up", "weight gradient")] == 2.0 * tokens * 4 * width * width
+
+
+def test_a_budget_takes_the_fastest_whole_way_of_each_part_as_often_as_a_step_does():
+    def row(part, way, variant, us, status="measured"):
+        return {"part": part, "way": way, "variant": variant, "time_us": [us] * 3, "status": status}
+
+    rows = [
+        row("gelu", "forward", "compiled tanh", 300.0), row("gelu", "forward", "fused", 200.0),
+        row("gelu", "backward", "fused", 400.0), row("gelu", "backward", "compiled tanh", 100.0, status="error"),
+        row("loss", "both", "scaling by one", 1.0), row("loss", "both", "in place", 5_000.0),
+        row("qkv", "bias gradient", "sum", 100.0), row("residual_norm", "forward", "fused", 100.0),
+    ]  # fmt: skip
+    budget = budget_ms(rows, layers=12)
+    assert budget["gelu"] == pytest.approx(12 * 0.6) and budget["loss"] == pytest.approx(5.0)
+    assert budget["residual_norm"] == pytest.approx(24 * 0.1) and budget["qkv"] == 0.0
 
 
 def test_kernel_tables_of_whole_steps():

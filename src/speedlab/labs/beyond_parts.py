@@ -6,11 +6,12 @@ Sizes are those of the recipe's whole batch. Nothing is added up here; whoever r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from statistics import median
 from typing import Any
 
 from speedlab.beyond import FASTEST
+from speedlab.labs.beyond_budget import budget_ms, in_words
 from speedlab.labs.rows import attempt
 
 REPEATS = 8
@@ -29,10 +30,16 @@ def parts(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     recipe = bench.scaled(FASTEST)
     sizes = Sizes(bench.device, recipe)
     torch.manual_seed(recipe.seed)
+    rows: list[dict[str, Any]] = []
     for group in (matmuls, attention, losses, gelu, norms, joins, embeddings, optimizers):
         for row in _guarded(group, sizes):
             say(in_words(row))
+            rows.append(row)
             yield row
+    budget = budget_ms(rows, recipe.num_layers)
+    say(f"the fastest of each part in a step: {sum(budget.values()):.1f} ms; " + ", ".join(
+        f"{part} {ms:.2f}" for part, ms in budget.items()
+    ))  # fmt: skip
 
 
 def _guarded(group: Callable[[Sizes], Iterator[dict[str, Any]]], sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -45,19 +52,6 @@ def _guarded(group: Callable[[Sizes], Iterator[dict[str, Any]]], sizes: Sizes) -
             raise error
 
         yield attempt(fail, part=group.__name__, way="set-up", variant="all")
-
-
-def in_words(row: dict[str, Any]) -> str:
-    """One line for whoever watches: the median of the samples, and the rate that goes with it."""
-    name = f"{row['part']}, {row['way']}, {row['variant']}"
-    if row["status"] != "measured":
-        return f"{name}: {row['reason']}"
-    middle_us = median(row["time_us"])
-    rates = {"flops": (1e6, "TFLOP/s"), "bytes": (1e6, "TB/s")}
-    rate = "".join(
-        f", {row[count] / middle_us / unit:.3g} {word}" for count, (unit, word) in rates.items() if row.get(count)
-    )
-    return f"{name}: {middle_us:,.0f} us{rate}"
 
 
 class Sizes:
@@ -107,9 +101,29 @@ def matmuls(sizes: Sizes) -> Iterator[dict[str, Any]]:
         if name != "head":
             call = partial(sizes.torch.nn.functional.linear, x, weight, bias)
             yield sizes.row(name, "forward", "matmul with bias", call, flops=flops)
-        yield sizes.row(name, "input gradient", "matmul", lambda dy=dy, weight=weight: dy @ weight, flops=flops)
-        yield sizes.row(name, "weight gradient", "matmul", lambda dy=dy, x=x: dy.t() @ x, flops=flops)
+        for library in ("cublas", "cublaslt") if sizes.device.type == "cuda" else (None,):
+            variant = "matmul" if library is None else f"matmul, {library}"
+            with _blas(sizes.torch, library):
+                if library == "cublaslt":
+                    call = partial(sizes.torch.nn.functional.linear, x, weight)
+                    yield sizes.row(name, "forward", variant, call, flops=flops)
+                yield sizes.row(name, "input gradient", variant, lambda dy=dy, w=weight: dy @ w, flops=flops)
+                yield sizes.row(name, "weight gradient", variant, lambda dy=dy, x=x: dy.t() @ x, flops=flops)
         yield sizes.row(name, "bias gradient", "sum", lambda dy=dy: dy.sum(dim=0), bytes=2.0 * N * out)
+
+
+@contextmanager
+def _blas(torch: Any, library: str | None) -> Iterator[None]:
+    """Matmuls by this library of NVIDIA's while it lasts; None: by PyTorch's choice."""
+    if library is None:
+        yield
+        return
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(library)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 def attention(sizes: Sizes) -> Iterator[dict[str, Any]]:
