@@ -116,6 +116,24 @@ def test_weights_become_pieces_of_one_tensor_and_keep_their_values():
     assert [weight.data_ptr() - start for weight in weights] == [0, 2 * 2 * BLOCK]  # two blocks of 2-byte weights
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16_master"])
+def test_training_goes_on_from_a_state_as_if_it_had_not_stopped(precision):
+    recipe = FUSED.but(precision=precision, optimizer="one_pass")
+    weights, batches = lively_weights(recipe), random_batches(recipe, 4)
+    whole = TrainingStep(recipe, weights, CPU)
+    stream = iter(batches)
+    expected = [whole(stream).item() for _ in range(4)]
+    first, second = TrainingStep(recipe, weights, CPU), TrainingStep(recipe, lively_weights(recipe, seed=99), CPU)
+    stream = iter(batches)
+    found = [first(stream).item() for _ in range(2)]
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert found + [second(stream).item() for _ in range(2)] == expected
+    other = TrainingStep(recipe.but(num_layers=1), lively_weights(recipe.but(num_layers=1)), CPU)
+    with pytest.raises(BadInput, match="same model"):
+        other.optimizer.load_state_dict(first.optimizer.state_dict())
+
+
 def test_one_pass_refuses_what_it_would_do_wrong():
     mixed = [torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
     with pytest.raises(BadInput, match="one format"):

@@ -35,6 +35,10 @@ def test_an_update_sees_the_same_tokens_everywhere(name, machine):
     assert all(s.used == getattr(recipe, s.field) and s.asked == getattr(preset(name), s.field) for s in substitutions)
 
 
+def test_a_preset_can_be_called_with_a_machine():
+    assert PRESETS["fastest"](with_memory(T4, 15)) == preset_for("fastest", with_memory(T4, 15))[0]
+
+
 def test_a_large_card_runs_the_preset_as_written_and_a_small_one_smaller_batches():
     assert preset_for("fastest", with_memory(H200, 139)) == (preset("fastest"), ())
     small, substitutions = preset_for("fastest", with_memory(T4, 15))

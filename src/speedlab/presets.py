@@ -15,10 +15,13 @@ from speedlab.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A recipe and one sentence on when to take it."""
+    """A recipe and one sentence on when to take it. Called with a machine, it gives the recipe for that one."""
 
     recipe: Recipe
     about: str
+
+    def __call__(self, machine: Capabilities) -> Recipe:
+        return fitted(self.recipe, machine)[0]
 
 
 PRESETS: dict[str, Preset] = {
@@ -47,8 +50,12 @@ def preset_for(name: str, machine: Capabilities | None = None) -> tuple[Recipe, 
 
     A micro-batch that would not fit is halved and accumulated, so that an update sees as many tokens everywhere.
     """
-    machine = machine or capabilities()
-    recipe, substitutions = adapt(preset(name), machine)
+    return fitted(preset(name), machine or capabilities())
+
+
+def fitted(wanted: Recipe, machine: Capabilities) -> tuple[Recipe, tuple[Substitution, ...]]:
+    """`wanted` as `machine` can run it, and why its fields differ."""
+    recipe, substitutions = adapt(wanted, machine)
     asked = recipe.micro_batch
     while recipe.micro_batch > SMALLEST_MICRO_BATCH and not _fits(recipe, machine):
         recipe = recipe.but(micro_batch=recipe.micro_batch // 2, accumulation=recipe.accumulation * 2)

@@ -77,6 +77,24 @@ class OnePassAdamW:
         else:
             self._step_plainly(gradients, numbers)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on beside the weights, as flat tensors in the order of the parameters."""
+        return {"steps": self.steps, "masters": self.masters, "first": self.first, "second": self.second}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state of the same weights; the weights get the rounded masters."""
+        if state["masters"].shape != self.masters.shape:
+            raise BadInput(
+                f"one-pass AdamW got {state['masters'].numel():,} masters for {self.masters.numel():,}: "
+                "load the state of the same model"
+            )
+        self.steps = state["steps"]
+        for own, other in ((self.masters, "masters"), (self.first, "first"), (self.second, "second")):
+            own.copy_(state[other])
+        if self.weights is not None:
+            self.weights.copy_(self.masters)
+
     def _launch(self, gradients: list[Tensor], numbers: tuple[float, ...]) -> None:
         from speedlab.fused.adamw_kernel import adamw
 
