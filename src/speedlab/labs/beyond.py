@@ -61,7 +61,12 @@ def quick(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         if spent > budget_s:
             yield {"candidate": name, "status": "unavailable", "reason": f"not reached in {budget_s:.0f} s"}
             continue
-        row = _timed(bench, recipe, candidate=name)
+        used = bench.scaled(recipe)
+        refused = [field for field in ("loss", "head_matmul") if getattr(used, field) != getattr(recipe, field)]
+        if refused:
+            yield {"candidate": name, "status": "unavailable", "reason": f"{refused[0]} of it cannot run here"}
+            continue
+        row = _timed(bench, used, candidate=name)
         say(f"{spent:.0f} s of {budget_s:.0f} s: {name}: {_in_words(row)}")
         yield row
 
@@ -74,7 +79,7 @@ def sizes(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     for size, changes in SIZES.items():
         for preset, recipe in presets.items():
             recipe = bench.scaled(recipe.but(**changes))
-            row = _timed(bench, recipe, scaled=True, size=size, preset=preset)
+            row = _timed(bench, recipe, size=size, preset=preset)
             say(f"{size}, {preset}: {_in_words(row)}")
             yield row
 
@@ -108,11 +113,10 @@ def curves(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         yield attempt(make, curve=name, seed=seed, recipe=used.as_dict())
 
 
-def _timed(bench: Any, recipe: Recipe, *, scaled: bool = False, **what: Any) -> dict[str, Any]:
-    """Step times, memory and compile time of a recipe, without a contract; its first step is timed apart."""
+def _timed(bench: Any, used: Recipe, **what: Any) -> dict[str, Any]:
+    """Step times, memory and compile time of a scaled recipe, without a contract; its first step is timed apart."""
     from speedlab.measuring.variant import measure_variant
 
-    used = recipe if scaled else bench.scaled(recipe)
     plan = replace(bench.plan, contract_steps=0, warmup_steps=min(5, bench.plan.warmup_steps))
 
     def make() -> dict[str, Any]:

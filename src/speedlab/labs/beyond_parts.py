@@ -44,8 +44,12 @@ def parts(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
 
 def _guarded(group: Callable[[Sizes], Iterator[dict[str, Any]]], sizes: Sizes) -> Iterator[dict[str, Any]]:
     """The rows of a group; what fails between them, such as memory for its inputs, ends the group and not the run."""
+    from torch._functorch import config as functorch_config
+
     try:
-        yield from group(sizes)
+        # A compiled backward pass gives its inputs away unless it is told that it will be called again.
+        with functorch_config.patch(donated_buffer=False):
+            yield from group(sizes)
     except Exception as error:
 
         def fail(error: Exception = error) -> dict[str, Any]:
