@@ -13,6 +13,7 @@ import torch
 
 from speedlab.fused import adamw_kernel, cross_entropy_kernel, gelu_kernel, qkv_kernel, residual_norm_kernel
 from speedlab.fused.adamw import OnePassAdamW
+from speedlab.fused.cross_entropy_kernel import Form
 
 device = torch.device(sys.argv[1])
 generator = torch.Generator().manual_seed(7)
@@ -33,18 +34,20 @@ def gelu(z):
     return z * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3))
 
 
-def cross_entropy(dtype, columns, block):
+def cross_entropy(dtype, columns, form):
     logits = random(5, columns, scale=4.0, shift=3.0).to(dtype)
     targets = torch.tensor([0, columns - 1, 17, 3, 17])
     leaf = logits.double().requires_grad_()
     losses = torch.nn.functional.cross_entropy(leaf, targets, reduction="none")
     (losses.mean()).backward()
     given = logits.clone().to(device)
-    found = cross_entropy_kernel.losses_and_gradient(given, targets.to(device), 1 / 5, block=block)
+    found = cross_entropy_kernel.losses_and_gradient(given, targets.to(device), 1 / 5, form)
     scaled = given.clone()
     for factor in (1.0, 0.5):
         cross_entropy_kernel.scale_in_place(scaled, torch.tensor(factor, device=device))
-    wrong = cross_entropy_kernel.losses_and_gradient(logits.to(device), torch.full((5,), columns, device=device), 1.0)
+    wrong = cross_entropy_kernel.losses_and_gradient(
+        logits.to(device), torch.full((5,), columns, device=device), 1.0, form
+    )
     return {
         "losses": error(found, losses.detach()), "gradient": error(given, leaf.grad),
         "scaled": error(scaled, leaf.grad / 2), "not_refused": float(not wrong.isnan().all()),
@@ -121,8 +124,9 @@ def adamw(dtype, masters):
 assert adamw_kernel is not None
 results = {}
 for name, dtype in FORMATS.items():
-    results[f"cross_entropy {name}"] = cross_entropy(dtype, 200, 64)
-    results[f"cross_entropy one block {name}"] = cross_entropy(dtype, 130, 0)
+    results[f"cross_entropy {name}"] = cross_entropy(dtype, 200, Form(False, 64, 4, 2))
+    results[f"cross_entropy held {name}"] = cross_entropy(dtype, 200, Form(True, 0, 4, 2))
+    results[f"cross_entropy one block {name}"] = cross_entropy(dtype, 130, None)
     results[f"bias_gelu {name}"] = bias_gelu(dtype, 131, 96)
     results[f"residual_norm {name}"] = residual_norm(dtype, 13, 96)
     results[f"last residual_norm {name}"] = residual_norm(dtype, 13, 96, has_dz=False)

@@ -15,11 +15,13 @@ from speedlab.labs.beyond_budget import budget_ms, in_words
 from speedlab.labs.rows import attempt
 
 REPEATS = 8
-# What the kernels are tried with: columns or rows at a time, warps, stages of the pipeline.
-LOSS_TILES = (
-    (2048, 4, 1), (4096, 8, 1), (4096, 8, 3), (8192, 8, 1), (8192, 16, 1), (8192, 16, 2), (8192, 16, 3), (8192, 16, 4),
-    (16384, 16, 2), (16384, 32, 1), (16384, 32, 3),
+# What the kernels are tried with. Loss: whether the row is held, columns at a time, warps, stages of the pipeline.
+LOSS_FORMS = (
+    (False, 2048, 4, 1), (False, 4096, 8, 1), (False, 4096, 8, 3), (False, 8192, 8, 1), (False, 8192, 16, 1),
+    (False, 8192, 16, 3), (False, 16384, 16, 2), (False, 16384, 32, 1), (False, 16384, 32, 3), (True, 0, 16, 1),
+    (True, 0, 16, 2), (True, 0, 32, 1), (True, 0, 32, 2),
 )  # fmt: skip
+# Rows at a time, warps, stages.
 ROW_TILES = ((1, 4, 1), (1, 4, 2), (1, 4, 3), (1, 4, 4), (2, 4, 1), (2, 4, 2), (2, 4, 3), (4, 4, 2), (4, 8, 1))
 
 
@@ -175,11 +177,13 @@ def losses(sizes: Sizes) -> Iterator[dict[str, Any]]:
     yield sizes.row("loss", "both", "scaling by one", scale, bytes=0.0)
     if not logits.is_cuda:
         return
-    from speedlab.fused.cross_entropy_kernel import losses_and_gradient
+    from speedlab.fused.cross_entropy_kernel import Form, losses_and_gradient
 
-    for block, warps, stages in LOSS_TILES:
-        call = partial(losses_and_gradient, logits, targets, 1.0, block=block, num_warps=warps, stages=stages)
-        yield sizes.row("loss", "both", f"in place, {block} columns, {warps} warps, {stages} stages", call, bytes=least)
+    for form in map(Form._make, LOSS_FORMS):
+        call = partial(losses_and_gradient, logits, targets, 1.0, form)
+        way = "held" if form.held else f"{form.block} columns"
+        words = f"in place, {way}, {form.num_warps} warps, {form.stages} stages"
+        yield sizes.row("loss", "both", words, call, bytes=least)
 
 
 def gelu(sizes: Sizes) -> Iterator[dict[str, Any]]:
