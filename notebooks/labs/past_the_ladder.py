@@ -9,12 +9,13 @@
 # %% [markdown]
 # # Past the ladder
 #
-# The ten chapters end with a compiled step in 16 bits. Projects that leave PyTorch and write every kernel in CUDA are
-# faster than that: llm.c is the best known of them. How much of the distance is PyTorch, and how much is traffic that
-# somebody has to remove, in whatever language? This page climbs on, one field at a time, and keeps what failed.
+# The ten chapters end with a compiled step in 16 bits. There are projects that leave PyTorch and write every kernel in
+# CUDA, llm.c the best known of them. Is that what it takes to be faster, or is it traffic that somebody has to remove,
+# in whatever language? This page climbs on, one field at a time, and keeps what failed.
 #
-# **Guess first:** a step of GPT-2 124M on 65,536 tokens needs about 56 TFLOP. A fast card multiplies 16-bit matrices at
-# about 750 TFLOP/s when they are large. What share of the step is matrix multiplication, and what is the rest?
+# **Guess first:** a step of GPT-2 124M on 65,536 tokens needs 56 TFLOP by formula, and an H200's data sheet promises 989
+# of them a second in 16 bits. Real matmuls of this width reach two thirds of that. What else does the step spend time
+# on, and how much?
 
 # %% tags=["parameters"]
 profile: str = "auto"  # full, t4, smoke, or auto: by this machine's GPU
@@ -46,7 +47,7 @@ lab.show_code((beyond, "PLAIN_COMPILED"), (beyond, "BEYOND"))
 # ## Why it should be faster
 #
 # Count passes. One *unit* is a tensor of 65,536 tokens x 768 values x 2 bytes, 101 MB. A pass over it, read or written,
-# takes 26 microseconds at 3.8 TB/s.
+# takes 26 microseconds at 3.8 TB/s, a bandwidth that one can hope for on an H200.
 #
 # * *Norms and residuals.* Forward, a layer reads the stream and what is added to it, and writes the sum and its norm: 4
 #   units, twice. Backward again 4, twice. With 12 layers and the last norm that is 200 units, 5.3 ms.
