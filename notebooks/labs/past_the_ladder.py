@@ -13,9 +13,9 @@
 # CUDA, llm.c the best known of them. Is that what it takes to be faster, or is it traffic that somebody has to remove,
 # in whatever language? This page climbs on, one field at a time, and keeps what failed.
 #
-# **Guess first:** a step of GPT-2 124M on 65,536 tokens needs 56 TFLOP by formula, and an H200's data sheet promises 989
-# of them a second in 16 bits. Real matmuls of this width reach two thirds of that. What else does the step spend time
-# on, and how much?
+# **Guess first:** a step of GPT-2 124M on 65,536 tokens needs 56 TFLOP by formula, and an H200's data sheet promises
+# 989 of them a second in 16 bits. Real matmuls of this width reach two thirds of that. What else does the step spend
+# time on, and how much?
 
 # %% tags=["parameters"]
 profile: str = "auto"  # full, t4, smoke, or auto: by this machine's GPU
@@ -76,8 +76,8 @@ lab.show_code(cross_entropy.InPlaceCrossEntropy, gelu.gradients, residual_norm.g
 # %% [markdown]
 # ## Measured
 #
-# The ladder, rung by rung, and below it the lab book: what each rung was predicted to save, and what it saved. Rows that
-# later rungs do not keep stand at the end. A prediction that was wrong stays wrong.
+# The ladder, rung by rung, and below it the lab book: what each rung was predicted to save, and what it saved. Rows
+# that later rungs do not keep stand at the end. A prediction that was wrong stays wrong.
 
 # %%
 Markdown(words.ladder_section())
@@ -135,9 +135,9 @@ lab.show_words("beyond_sizes", words.break_even_words)
 #
 # * *The compiler fuses everything, so nothing is left.* It fuses what stands side by side. A sum over all tokens beside
 #   a map over all values, or an output in the place of an input, is another kernel or another tensor.
-# * *A library's kernel is free speed.* Liger's cross-entropy moves the same bytes as ours. It also counts and checks the
-#   targets on the host, which waits for the card, and returns the loss with the three digits of bfloat16. Read a kernel
-#   before you take it.
+# * *A library's kernel is free speed.* Liger's cross-entropy moves the same bytes as ours. It also counts and checks
+#   the targets on the host, which waits for the card, and returns the loss with the three digits of bfloat16. Read a
+#   kernel before you take it.
 # * *8 bits double the speed.* Of the matmuls that they reach, less what it costs to scale and to round. In this ladder
 #   they reach one matmul forward, and its row stands apart, because the mathematics is another.
 
