@@ -14,7 +14,7 @@
 # in whatever language? This page climbs on, one field at a time, and keeps what failed.
 #
 # **Guess first:** a step of GPT-2 124M on 65,536 tokens needs 56 TFLOP by formula, and an H200's data sheet promises
-# 989 of them a second in 16 bits. Real matmuls of this width reach two thirds of that. What else does the step spend
+# 989 of them a second in 16 bits. Real matmuls of this width reach less. What else does the step spend
 # time on, and how much?
 
 # %% tags=["parameters"]
