@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from speedlab.fused.adamw import OnePassAdamW
 from speedlab.recipe import Recipe
 
 # What torch.optim.AdamW is told. "default" leaves the choice to PyTorch: foreach on CUDA, the loop on a CPU.
@@ -20,12 +21,14 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 
 def build_optimizer(
     recipe: Recipe, parameters: Iterable[nn.Parameter], masters: list[Tensor] | None = None
-) -> torch.optim.AdamW | MasterWeights:
+) -> torch.optim.AdamW | MasterWeights | OnePassAdamW:
     """AdamW over `parameters`, which must be on their device already; weight decay applies to all of them.
 
     masters: float32 tensors of the same shapes and order, to be updated in place of the parameters, which then
     receive their rounded values after each step.
     """
+    if recipe.optimizer == "one_pass":
+        return OnePassAdamW(list(parameters), masters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     if masters is not None:
         return MasterWeights(recipe, list(parameters), masters)
     return torch.optim.AdamW(
