@@ -280,8 +280,9 @@ def test_reproduce_executes_and_then_has_nothing_left(
     root = toy_checkout(tmp_path, monkeypatch)
     assert cli.run(["reproduce", "--only", "01_a"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0].startswith("01_a  completed") and lines[1].startswith("02_b  pending")
-    folder = Path(lines[2])
+    assert lines[0].startswith("01_a  done") and lines[1].startswith("02_b  not asked for")
+    assert lines[2] == "1 done, 0 current, 0 failed, 0 out of memory, 0 not available here, 1 not asked for"
+    folder = Path(lines[3])
     assert (folder / "01_a.ipynb").is_file() and folder.parent == root / "runs"
     assert cli.run(["reproduce", "--dry-run"]) == 0
     assert capsys.readouterr().out == "01_a  current\n02_b  run\n"

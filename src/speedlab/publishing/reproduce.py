@@ -16,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
+from speedlab.errors import NotAvailable, SpeedLabError
 from speedlab.profile import PROFILES
+from speedlab.publishing.currency import forget, is_current, note_current
 from speedlab.publishing.execute import (
     DEFAULT_KERNEL,
     Limits,
@@ -27,64 +28,59 @@ from speedlab.publishing.execute import (
     run_chapter,
 )
 from speedlab.publishing.run_folder import Chapter, Run, continued, held, new_run_folder, runs_newest_first, utc_now
-from speedlab.records.store import source_hash
+from speedlab.publishing.sources import find_chapters, find_labs, select
+from speedlab.records.experiment import committed_experiments
+from speedlab.records.store import committed_root, source_hash
 
 # What a chapter takes where nobody has run one yet, in seconds, for the estimate that is shown first.
 TYPICAL_CHAPTER_S = {"smoke": 45, "full": 120, "t4": 360}
+TYPICAL_SHOWN_S = 4  # of a lab that only shows records
 
 # (text, chapters done, chapters in all)
 Listener = Callable[[str, int, int], None]
 
 
-def find_chapters(notebooks: Path) -> dict[str, Path]:
-    """The chapter sources in order, as {stem: path}: files named like `01_causal_mask.py`."""
-    found = {path.stem: path for path in sorted(notebooks.glob("[0-9][0-9]_*.py"))}
-    if not found:
-        raise BadInput(f"no chapters in {notebooks}: expected files named like 01_causal_mask.py")
-    return found
-
-
-def select_chapters(chapters: list[str], only: str | None) -> list[str]:
-    """The chapters that `only` names, in order: stems or numbers joined by commas; all of them for None."""
-    if only is None:
-        return chapters
-    numbers = {str(int(chapter[:2])): chapter for chapter in chapters}
-    chosen = set()
-    for word in (part.strip() for part in only.split(",")):
-        name = numbers.get(word.lstrip("0"), word)
-        check_choice("chapter", name, chapters)
-        chosen.add(name)
-    return [chapter for chapter in chapters if chapter in chosen]
-
-
 def plan(
     *, notebooks: Path, runs: Path, profile: str, machine: dict[str, Any], kernel: str = DEFAULT_KERNEL, steps: int = 0,
-    source: str = "auto", fresh: bool = False,
+    source: str = "auto", fresh: bool = False, labs: bool = False,
 ) -> Run:  # fmt: skip
     """The run that would be made or continued; writes nothing.
 
-    machine: what must be equal for chapters to share a run, `machine_id` among it. fresh: never continue one.
+    machine: what must be equal for chapters to share a run, `machine_id` among it. fresh: never continue one. labs:
+    measure in the labs too; otherwise they only show the committed records, which takes seconds.
     """
-    chapters = [Chapter(chapter=stem, source_sha256=_sha256(path)) for stem, path in find_chapters(notebooks).items()]
+    found = find_chapters(notebooks)
+    chapters = [Chapter(chapter=stem, source_sha256=_sha256(path)) for stem, path in found.items()]
+    chapters += [
+        Chapter(chapter=stem, lab=True, shown_only=not labs, source_sha256=_sha256(path))
+        for stem, path in find_labs(notebooks).items()
+    ]
     wanted = Run(
         folder=new_run_folder(runs, profile), profile=profile, steps=steps, source=source, kernel=kernel,
         source_hash=source_hash(), machine=machine, chapters=chapters,
     )  # fmt: skip
-    return wanted if fresh else continued(wanted, runs)
+    return wanted if fresh else continued(wanted, runs, lambda run, chapter: _is_current(run, chapter, notebooks))
 
 
 def to_run(run: Run, only: str | None = None) -> list[str]:
     """The chapters of this run that are still to be executed, limited to those that `only` names."""
-    chosen = select_chapters([chapter.chapter for chapter in run.chapters], only)
+    chosen = select([chapter.chapter for chapter in run.chapters], only)
     return [name for name in chosen if run.chapter(name).status != "completed"]
 
 
 def estimated_minutes(run: Run, names: list[str]) -> int:
     """Whole minutes that these chapters should take, by an earlier run of the profile where there is one."""
-    seconds = {name: TYPICAL_CHAPTER_S.get(run.profile, 120) for name in names}
+    seconds = {
+        name: TYPICAL_SHOWN_S if run.chapter(name).shown_only else TYPICAL_CHAPTER_S.get(run.profile, 120)
+        for name in names
+    }
     for earlier in reversed(runs_newest_first(run.folder.parent)):
         if earlier.profile == run.profile and earlier.machine == run.machine:
-            seconds |= {c.chapter: c.seconds for c in earlier.chapters if c.chapter in seconds and c.seconds}
+            seconds |= {
+                c.chapter: c.seconds
+                for c in earlier.chapters
+                if c.chapter in seconds and c.seconds and c.shown_only == run.chapter(c.chapter).shown_only
+            }
     return math.ceil(sum(seconds.values()) / 60)
 
 
@@ -104,19 +100,22 @@ def reproduce(
     listener = listener or (lambda text, done, total: None)
     names = to_run(run, only)
     check_kernel(run.kernel)
-    sources = find_chapters(notebooks)
+    sources = find_chapters(notebooks) | find_labs(notebooks)
     with tempfile.TemporaryDirectory(prefix="speedlab-") as folder:
         converted = {name: Path(folder) / f"{name}.ipynb" for name in names}
         for name in names:
             convert(sources[name], converted[name])
-            check_parameters(converted[name], run.parameters)
+            check_parameters(converted[name], run.parameters(run.chapter(name)))
         with held(run.folder):
             for done, name in enumerate(names):
                 listener(f"{name} ...", done, len(names))
                 chapter = run.chapter(name)
                 chapter.source_sha256 = _sha256(sources[name])
+                forget(run.folder, name)
                 run_chapter(run, chapter, converted[name], limits or Limits())
-                words = f"{name} {chapter.status} in {chapter.seconds:.0f} s"
+                if chapter.status == "completed":
+                    note_current(run.folder, name, **_currency(run, chapter, sources[name]))
+                words = f"{name} {chapter.status.replace('_', ' ')} in {chapter.seconds:.0f} s"
                 listener(words + (f": {chapter.reason}" if chapter.reason else ""), done + 1, len(names))
             run.finished_utc = utc_now()
             run.write()
@@ -129,17 +128,6 @@ def check_profile(profile: str, machine: dict[str, Any]) -> None:
         raise NotAvailable(f"profile {profile} needs a GPU, and there is none here: choose smoke or auto")
 
 
-def summary_table(run: Run) -> str:
-    """One line per chapter: name, status, seconds, and the reason where it is not complete."""
-    width = max(len(chapter.chapter) for chapter in run.chapters)
-    lines = []
-    for chapter in run.chapters:
-        seconds = "" if chapter.seconds is None else f"{chapter.seconds:.1f} s"
-        reason = f"  {chapter.reason}" if chapter.reason else ""
-        lines.append(f"{chapter.chapter:<{width}}  {chapter.status:<11}  {seconds:>8}{reason}".rstrip())
-    return "\n".join(lines)
-
-
 def probe_machine() -> dict[str, Any]:
     """What `speedlab doctor --json` says, asked in another process so that this one never holds a GPU."""
     done = subprocess.run([sys.executable, "-m", "speedlab", "doctor", "--json"], capture_output=True, text=True)
@@ -150,3 +138,20 @@ def probe_machine() -> dict[str, Any]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_current(run: Run, chapter: Chapter, notebooks: Path) -> bool:
+    source = (find_chapters(notebooks) | find_labs(notebooks)).get(chapter.chapter)
+    if source is None or not run.page(chapter.chapter).is_file():
+        return False
+    return is_current(run.folder, chapter.chapter, **_currency(run, chapter, source))
+
+
+def _currency(run: Run, chapter: Chapter, source: Path) -> dict[str, Any]:
+    """What a page depends on: its source and parameters. One that only shows records depends on those as well."""
+    shown = []
+    if chapter.shown_only:
+        shown = [path for root in (committed_root(), committed_experiments()) for path in sorted(root.rglob("*.json"))]
+    return {
+        "page": run.page(chapter.chapter), "sources": [source.resolve(), *shown], "parameters": run.parameters(chapter),
+    }  # fmt: skip
