@@ -1,4 +1,4 @@
-"""Converts the chapters for Colab: notebooks without outputs that install the package first. One direction only.
+"""Converts chapters and labs for Colab: notebooks without outputs that install the package first. One direction only.
 
 The result depends on the sources alone, byte for byte: nbformat 4.4 knows no random cell ids.
 `python -m speedlab.publishing.colab` writes `notebooks/colab/`, which git keeps and a test compares.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from speedlab.publishing.checkout import checkout_root
 from speedlab.publishing.execute import read_source
-from speedlab.publishing.reproduce import find_chapters
+from speedlab.publishing.sources import find_chapters, find_labs
 from speedlab.records.store import write_text_atomic
 from speedlab.repository import BRANCH, REPOSITORY_URL
 
@@ -58,9 +58,9 @@ def colab_notebook(source: Path) -> str:
 
 
 def write_colab_notebooks(notebooks: Path, target: Path) -> list[Path]:
-    """Convert every chapter into `target` and remove notebooks there that have no source any more."""
+    """Convert every chapter and lab into `target` and remove notebooks there that have no source any more."""
     written = []
-    for stem, source in find_chapters(notebooks).items():
+    for stem, source in (find_chapters(notebooks) | find_labs(notebooks)).items():
         path = target / f"{stem}.ipynb"
         write_text_atomic(path, colab_notebook(source))
         written.append(path)
