@@ -20,7 +20,7 @@ from speedlab import __version__
 from speedlab.commands import batch, measure, memory, show
 from speedlab.errors import SpeedLabError
 
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
 app = typer.Typer(
     name="speedlab",
