@@ -88,8 +88,7 @@ def _options(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory, show.report, show.compare,
-    batch.reproduce, batch.book,
+    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory, show.report, show.compare, batch.reproduce, batch.book, batch.publish,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

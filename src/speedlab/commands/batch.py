@@ -97,5 +97,19 @@ def book(
     print(build_book(checkout_root(), run, out=out))
 
 
+def publish(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or one that `--out` wrote.")],
+    to: Annotated[Path | None, typer.Option(help="Book folder that receives it instead of book/.")] = None,
+) -> None:
+    """Check what was measured and take it into the book.
+
+    Refused, with the reason: smoke runs, failed or foreign ones, mixed sessions, and a package that no commit holds.
+    """
+    from speedlab.publishing.checkout import checkout_root
+    from speedlab.publishing.publish import publish as put
+
+    print("\n".join(str(path) for path in put(run, root=checkout_root(), to=to)))
+
+
 def _intention(chapter: Any, names: list[str]) -> str:
     return "run" if chapter.chapter in names else "current" if chapter.status == "completed" else "not asked for"
