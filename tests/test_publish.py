@@ -265,7 +265,9 @@ def test_the_history_is_searched_by_contents_and_a_part_of_it_is_not_enough(root
     commits = git(root, "log", "--format=%H").split()
     assert commits_of_sources([old, HASH, "0" * 64], root) == {old: commits[2], HASH: commits[1]}
     subprocess.run(
-        ["git", "clone", "-q", "--depth=1", f"file://{root}", str(tmp_path / "shallow")], check=True, capture_output=True
+        ["git", "clone", "-q", "--depth=1", f"file://{root}", str(tmp_path / "shallow")],
+        check=True,
+        capture_output=True,
     )
     for place in (tmp_path / "shallow", tmp_path):
         with pytest.raises(NotAvailable, match="no git history"):

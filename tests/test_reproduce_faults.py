@@ -132,9 +132,7 @@ def test_a_killed_runner_leaves_no_process_and_the_next_one_goes_on(tmp_path: Pa
 def test_a_second_run_at_the_same_time_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "go")
-    waits = (
-        f"import os\nopen({str(tmp_path / 'pipe')!r}, 'w').write('here')\nopen({str(tmp_path / 'go')!r}).read()"
-    )
+    waits = f"import os\nopen({str(tmp_path / 'pipe')!r}, 'w').write('here')\nopen({str(tmp_path / 'go')!r}).read()"
     notebooks = write_toys(tmp_path / "notebooks", {"01_a": toy_source("01_a", waits)})
     first = start(notebooks, tmp_path / "runs")
     assert (tmp_path / "pipe").read_text() == "here"

@@ -64,7 +64,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
                 )  # fmt: skip
                 sentences.append(f"{rung_title(ladder, rung)} on {name} {words}")
         bar_rows(axis, [rung_title(ladder, rung) for rung in rungs])
-        axis.set_xlim(0, largest / 1e3 * 1.3)
+        axis.set_xlim(0, largest / 1e3 * 1.45)
         axis.set_xlabel("thousand tokens per second (median), and the ratio to the first bar")
         legend_below(figure, axis, 2)
         figure.set_label(f"Tokens per second along ladder {ladder}: {'; '.join(sentences)}.")

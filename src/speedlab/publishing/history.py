@@ -51,7 +51,10 @@ def _read_blobs(root: Path, blobs: list[str]) -> dict[str, bytes]:
     if not blobs:
         return {}
     done = subprocess.run(
-        ["git", "-C", str(root), "cat-file", "--batch"], input="\n".join(blobs).encode(), capture_output=True, check=True
+        ["git", "-C", str(root), "cat-file", "--batch"],
+        input="\n".join(blobs).encode(),
+        capture_output=True,
+        check=True,
     )
     found, position = {}, 0
     for blob in blobs:
