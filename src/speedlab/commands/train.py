@@ -58,14 +58,15 @@ def train(
             )  # fmt: skip
         except torch.OutOfMemoryError as error:
             raise SpeedLabError(
-                f"out of memory with recipe {recipe} and profile {chosen.name}: use --profile t4, or a recipe further up"
+                f"out of memory with recipe {recipe} and profile {chosen.name}: use --profile t4, or an earlier rung"
             ) from error
     title = f"{recipe}, profile {chosen.name}, {tokens.corpus_name}"
     save_svg(training_figure(trained.losses, trained.validation, title=title), out / "loss.svg")
     text = _continuation(trained, tokens.tokenizer_ranks, prompt, new_tokens)
     result = {
         "recipe": wanted.as_dict(), "profile": chosen.name, "corpus": tokens.corpus_name, "steps": len(trained.losses),
-        "losses": trained.losses, "validation": trained.validation, "tokens_per_s": trained.tokens_per_s, "sample": text,
+        "losses": trained.losses, "validation": trained.validation, "tokens_per_s": trained.tokens_per_s,
+        "sample": text,
     }  # fmt: skip
     write_text_atomic(out / "training.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     if text:
