@@ -18,7 +18,17 @@ from speedlab.publishing.run_folder import Chapter, Run, newest_complete
 from speedlab.publishing.sources import find_labs, select
 
 MACHINE = {"machine_id": "0123456789ab", "torch": "2.13.0", "python": "3.11.7"}
-TOC = "format: jb-book\nroot: intro\nparts:\n- caption: One\n  chapters:\n  - file: chapters/01_a\n- caption: End\n  chapters:\n  - file: results\n"  # fmt: skip
+TOC = """\
+format: jb-book
+root: intro
+parts:
+- caption: One
+  chapters:
+  - file: chapters/01_a
+- caption: End
+  chapters:
+  - file: results
+"""
 LAB = 'assert source == "recorded" or source == "auto"'
 
 

@@ -89,7 +89,8 @@ def test_a_full_disk_leaves_what_was_there_and_the_run_can_go_on(tmp_path: Path)
     """The page of chapter 1 is there; chapter 2 fills the disk of the run; its output finds no room."""
     fill = (
         "import os, pathlib\nfolder = pathlib.Path(os.environ['SPEEDLAB_RUN'])\n"
-        "try:\n    with open(folder / 'ballast', 'wb') as file:\n        while True:\n            file.write(b'0' * 4096)\n"
+        "try:\n    with open(folder / 'ballast', 'wb') as file:\n        while True:\n"
+        "            file.write(b'0' * 4096)\n"
         "            file.flush()\nexcept OSError as error:\n    print(error)"
     )
     notebooks = write_toys(

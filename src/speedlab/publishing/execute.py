@@ -126,7 +126,7 @@ def run_chapter(run: Run, chapter: Chapter, notebook: Path, limits: Limits) -> N
 
 
 def _papermill(run: Run, chapter: Chapter, notebook: Path, output: Path, log: Path, limits: Limits) -> int | None:
-    """The exit status of `chapter_process`, None when it took too long. A signal to this process ends the kernel too."""
+    """The exit status of `chapter_process`, None when it took too long. A signal here ends the kernel too."""
     request = {
         "notebook": str(notebook), "output": str(output), "kernel": run.kernel, "folder": str(run.folder),
         "parameters": run.parameters(chapter), "cell_s": limits.cell_s, "parent": os.getpid(),
