@@ -117,14 +117,15 @@ def test_the_colab_notebook_is_the_one_of_this_source(stem: str) -> None:
 
 
 @every_chapter
-def test_the_colab_notebook_holds_the_cells_of_the_source_and_one_more(stem: str) -> None:
+def test_the_colab_notebook_holds_the_cells_of_the_source_and_two_more(stem: str) -> None:
     notebook = json.loads(colab_notebook(source_of(stem)))
     nbformat.validate(notebook)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 4)
     assert [cell for cell in notebook["cells"] if "id" in cell or cell.get("outputs")] == []
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert code[1:] == [cell.source for cell in code_cells(stem)]
+    assert code[2:] == [cell.source for cell in code_cells(stem)]
+    assert f'runtime_text("{stem}")' in code[1]
     assert sum("parameters" in cell["metadata"].get("tags", ()) for cell in notebook["cells"]) == 1
 
 

@@ -250,6 +250,7 @@ def test_a_package_that_no_commit_holds_is_refused(root: Path, tmp_path: Path) -
     ("changes", "words"),
     [
         ({"device": "nvidia-a100-40gb"}, "names device nvidia-a100-40gb, but its machine is nvidia-h200"),
+        ({"machine": MACHINE_H200 | {"capability": [7, 5]}}, "on a H200 SXM that played a card of capability 7.5"),
         ({"notes": ["see /home/someone/x"]}, r"holds the path of somebody's home \(/home/someone\)"),
     ],
 )

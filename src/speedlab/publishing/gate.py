@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from speedlab.cards import device_slug
+from speedlab.cards import device_slug, find_card
 from speedlab.labs.registry import EXPERIMENTS
 from speedlab.profile import PROFILES
 from speedlab.publishing.history import commits_of_sources
@@ -78,5 +78,9 @@ def _problems_of_either(thing: Record | Experiment, text: str) -> Iterator[str]:
     slug = device_slug(thing.machine["gpu"])
     if not re.fullmatch(rf"{re.escape(slug)}(-x\d+)?", thing.device):
         yield f"names device {thing.device}, but its machine is {slug}"
+    card = find_card(thing.machine["gpu"]) if thing.machine["gpu"] else None
+    capability = thing.machine.get("capability")
+    if card and capability and tuple(capability) != card.capability:
+        yield f"was measured on a {card.title} that played a card of capability {'.'.join(map(str, capability))}"
     if home := _HOME.search(text):
         yield f"holds the path of somebody's home ({home[0]})"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from speedlab.errors import NotAvailable, SpeedLabError
+from speedlab.outlook import TYPICAL_CHAPTER_S
 from speedlab.profile import PROFILES
 from speedlab.publishing.currency import forget, is_current, note_current
 from speedlab.publishing.execute import (
@@ -32,8 +33,6 @@ from speedlab.publishing.sources import find_chapters, find_labs, select
 from speedlab.records.experiment import committed_experiments
 from speedlab.records.store import committed_root, source_hash
 
-# What a chapter takes where nobody has run one yet, in seconds, for the estimate that is shown first.
-TYPICAL_CHAPTER_S = {"smoke": 45, "full": 120, "t4": 360}
 TYPICAL_SHOWN_S = 4  # of a lab that only shows records
 
 # (text, chapters done, chapters in all)
