@@ -13,7 +13,7 @@ from pathlib import Path
 
 # flash-attn's build uses up to this much memory for each compiler that runs at once (its README says to limit them).
 EXTENSION_JOB_GIB = 8.0
-WORKER_NAME = "pt_data_worke"  # how Linux shows a DataLoader's worker: names end after 15 characters
+WORKER_NAME = "pt_data_worker"  # what torch calls the processes of a DataLoader
 
 
 def cuda_toolkit(torch_cuda: str | None) -> tuple[bool, str, str | None]:
@@ -52,11 +52,10 @@ def stray_processes(proc: Path = Path("/proc")) -> tuple[bool, str, str | None]:
     zombies, orphans = [], []
     for status in proc.glob("[0-9]*/status"):
         try:
-            fields = dict(
-                line.split(":\t", 1) for line in status.read_text(encoding="utf-8").splitlines() if ":\t" in line
-            )
+            lines = status.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
             continue  # it ended while we looked
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         number = status.parent.name
         if fields.get("State", "").startswith("Z"):
             zombies.append(number)

@@ -56,7 +56,7 @@ def outlook_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def runtime_text(stem: str) -> str:
-    """For the top of a chapter on Colab: the card, its number formats and memory, the minutes that this chapter takes."""
+    """For the top of a chapter on Colab: the card, its formats and memory, and the minutes that it takes."""
     from speedlab.device import capabilities
 
     here = capabilities()
@@ -65,9 +65,7 @@ def runtime_text(stem: str) -> str:
     seconds = row["seconds"] if row else TYPICAL_CHAPTER_S[profile.name]
     lines = [_card(here), f"Profile {profile.name}: {profile.about}."]
     if here.device_type == "cpu":
-        lines.append(
-            "Runtime > Change runtime type offers a GPU; without one the recorded numbers are shown beside a toy."
-        )
+        lines.append("Runtime > Change runtime type offers a GPU; without one a toy runs beside the records.")
     elif (here.gpu_memory_bytes or 0) < FULL_SIZE_GIB * 2**30:
         lines.append(f"Full size needs about {FULL_SIZE_GIB} GiB, so the batches are smaller here.")
     for rung in row["rungs"] if row else ():
