@@ -130,6 +130,23 @@ def test_a_killed_runner_leaves_no_process_and_the_next_one_goes_on(tmp_path: Pa
     assert run.chapter("01_a").seconds is not None and no_temporary_file(tmp_path / "runs")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_labs_that_run_side_by_side(tmp_path: Path, number: int, code: int) -> None:
+    notebooks = write_toys(tmp_path / "notebooks", {"01_a": toy_source("01_a")})
+    for name in ("one", "two", "waiting"):
+        os.mkfifo(tmp_path / name)
+        write_toys(notebooks / "labs", {name: toy_source(name, waiting_chapter(tmp_path / name))})
+    runner = start(notebooks, tmp_path / "runs")
+    kernels = [psutil.Process(int((tmp_path / name).read_text())) for name in ("one", "two")]
+    runner.send_signal(number)
+    returned, errors = finish(runner)
+    assert returned == code and errors.strip().split("\n")[-1].startswith("speedlab: "), errors
+    assert psutil.wait_procs(kernels, timeout=5)[1] == []
+    [run] = runs_newest_first(tmp_path / "runs")
+    assert [chapter.status for chapter in run.chapters][:3] == ["completed", "interrupted", "interrupted"]
+    assert run.page("01_a").is_file() and no_temporary_file(tmp_path / "runs")
+
+
 def test_a_second_run_at_the_same_time_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "go")

@@ -13,12 +13,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speedlab.errors import BadInput, NotAvailable, check_choice
+from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
 from speedlab.publishing.chapter_process import kernel_status_path
 from speedlab.publishing.outcome import outcome_of
 from speedlab.publishing.run_folder import Chapter, Run
@@ -26,6 +27,7 @@ from speedlab.records.store import write_text_atomic
 
 DEFAULT_KERNEL = "python3"
 GRACE_S = 10  # for a process that was asked to end
+STOP_S = 0.5  # how often a chapter in a thread looks whether it is to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +110,13 @@ def _bin_folder() -> Path:
     return Path(sys.executable).parent.resolve()
 
 
-def run_chapter(run: Run, chapter: Chapter, notebook: Path, limits: Limits) -> None:
-    """Execute one chapter, put its page in place if it is sound, and note what became of it in the summary."""
+def run_chapter(
+    run: Run, chapter: Chapter, notebook: Path, limits: Limits, stop: threading.Event | None = None
+) -> None:
+    """Execute one chapter, put its page in place if it is sound, and note what became of it in the summary.
+
+    stop: for a call outside of the main thread, which no signal reaches; when it is set, the chapter is interrupted.
+    """
     output = notebook.with_name(f"{chapter.chapter}.executed.ipynb")
     log = run.folder / "logs" / f"{chapter.chapter}.log"
     chapter.status, chapter.reason, chapter.records = "interrupted", "it was stopped", []
@@ -117,7 +124,7 @@ def run_chapter(run: Run, chapter: Chapter, notebook: Path, limits: Limits) -> N
     log.parent.mkdir(parents=True, exist_ok=True)
     run.write()
     try:
-        status = _papermill(run, chapter, notebook, output, log, limits)
+        status = _papermill(run, chapter, notebook, output, log, limits, stop or threading.Event())
         chapter.seconds = round(time.monotonic() - started, 1)
         chapter.status, chapter.reason = _settle(run, chapter, output, log, status, limits)
     finally:
@@ -125,7 +132,9 @@ def run_chapter(run: Run, chapter: Chapter, notebook: Path, limits: Limits) -> N
         run.write()
 
 
-def _papermill(run: Run, chapter: Chapter, notebook: Path, output: Path, log: Path, limits: Limits) -> int | None:
+def _papermill(
+    run: Run, chapter: Chapter, notebook: Path, output: Path, log: Path, limits: Limits, stop: threading.Event
+) -> int | None:
     """The exit status of `chapter_process`, None when it took too long. A signal here ends the kernel too."""
     request = {
         "notebook": str(notebook), "output": str(output), "kernel": run.kernel, "folder": str(run.folder),
@@ -137,9 +146,13 @@ def _papermill(run: Run, chapter: Chapter, notebook: Path, output: Path, log: Pa
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=_environment(run),
             start_new_session=True,
         )  # fmt: skip
+        end = time.monotonic() + limits.chapter_s
         try:
-            return process.wait(timeout=limits.chapter_s)
-        except subprocess.TimeoutExpired:
+            while time.monotonic() < end:
+                if stop.is_set():
+                    raise SpeedLabError(f"{chapter.chapter} was stopped")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=min(STOP_S, limits.chapter_s))
             return None
         finally:
             _end(process)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from speedlab.records.experiment import committed_experiments
 from speedlab.records.store import committed_root, source_hash
 
 TYPICAL_SHOWN_S = 4  # of a lab that only shows records
+LABS_AT_ONCE = 4  # of those: they measure nothing, so they do not disturb each other
 
 # (text, chapters done, chapters in all)
 Listener = Callable[[str, int, int], None]
@@ -106,19 +110,46 @@ def reproduce(
             convert(sources[name], converted[name])
             check_parameters(converted[name], run.parameters(run.chapter(name)))
         with held(run.folder):
-            for done, name in enumerate(names):
-                listener(f"{name} ...", done, len(names))
-                chapter = run.chapter(name)
-                chapter.source_sha256 = _sha256(sources[name])
+            for name in names:
+                run.chapter(name).source_sha256 = _sha256(sources[name])
                 forget(run.folder, name)
-                run_chapter(run, chapter, converted[name], limits or Limits())
+            for done, name in enumerate(_executed(run, names, converted, limits or Limits(), listener), start=1):
+                chapter = run.chapter(name)
                 if chapter.status == "completed":
                     note_current(run.folder, name, **_currency(run, chapter, sources[name]))
                 words = f"{name} {chapter.status.replace('_', ' ')} in {chapter.seconds:.0f} s"
-                listener(words + (f": {chapter.reason}" if chapter.reason else ""), done + 1, len(names))
+                listener(words + (f": {chapter.reason}" if chapter.reason else ""), done, len(names))
             run.finished_utc = utc_now()
             run.write()
     return run
+
+
+def _executed(
+    run: Run, names: list[str], notebooks: dict[str, Path], limits: Limits, listener: Listener
+) -> Iterator[str]:
+    """Execute the chapters, each alone, then the labs that only show records, several at once; each name when done."""
+    shown = [name for name in names if run.chapter(name).shown_only]
+    alone = [name for name in names if name not in shown]
+    for done, name in enumerate(alone):
+        listener(f"{name} ...", done, len(names))
+        run_chapter(run, run.chapter(name), notebooks[name], limits)
+        yield name
+    if not shown:
+        return
+    listener(f"{len(shown)} labs from the records ...", len(alone), len(names))
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=max(2, min(LABS_AT_ONCE, os.cpu_count() or 1))) as pool:
+        waiting = {
+            pool.submit(run_chapter, run, run.chapter(name), notebooks[name], limits, stop): name for name in shown
+        }
+        try:
+            for future in as_completed(waiting):
+                future.result()
+                yield waiting[future]
+        except BaseException:  # a signal reaches the main thread alone: the others are told, and end their kernels
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 def check_profile(profile: str, machine: dict[str, Any]) -> None:

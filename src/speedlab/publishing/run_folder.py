@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -20,6 +21,7 @@ from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
 from speedlab.records.store import write_text_atomic
 
 SUMMARY = "summary.json"
+_WRITING = threading.Lock()
 STATUSES = ("pending", "completed", "failed", "out_of_memory", "unavailable", "interrupted")
 
 
@@ -79,8 +81,9 @@ class Run:
         return next(chapter for chapter in self.chapters if chapter.chapter == name)
 
     def write(self) -> None:
-        values = {name: value for name, value in asdict(self).items() if name != "folder"}
-        write_text_atomic(self.folder / SUMMARY, json.dumps(values, indent=1) + "\n")
+        with _WRITING:  # an older state must not come after a newer one
+            values = {name: value for name, value in asdict(self).items() if name != "folder"}
+            write_text_atomic(self.folder / SUMMARY, json.dumps(values, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Run:
