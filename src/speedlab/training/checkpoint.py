@@ -80,6 +80,7 @@ def restore(checkpoint: dict[str, Any], step: TrainingStep) -> None:
             f"the checkpoint was trained with another recipe ({one_line_diff(theirs, step.recipe)}): "
             "resume with the same --recipe and --profile on a like machine"
         )
+    step.calls = checkpoint["done"]  # beside which the updates are counted
     step.model.load_state_dict(checkpoint["weights"])
     step.optimizer.load_state_dict(checkpoint["optimizer"])
     if step.scaler is not None:
