@@ -59,7 +59,11 @@ def reproduce(
         notebooks=notebooks,
         runs=root / "runs",
         profile=profile,
-        machine={name: found["machine"][name] for name in ("machine_id", "torch", "python")},
+        # A card that plays an older or smaller one is another machine.
+        machine={
+            name: found["machine"].get(name)
+            for name in ("machine_id", "torch", "python", "capability", "memory_limit_bytes")
+        },
         kernel=kernel,
         fresh=fresh,
         labs=labs,
