@@ -15,11 +15,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import speedlab
-from speedlab.publishing.colab import INSTALL_CELL, KEPT, NEEDED
+from speedlab.notebook import own_run_folder
+from speedlab.publishing.colab import INSTALL_CELL, KEPT, NEEDED, RUNTIME_CELL
 
 ROOT = Path(__file__).resolve().parents[1]
 COLAB = {"torch": "2.99.0+cu130", "numpy": "3.1.4", "matplotlib": "4.0.1", "typer": "0.99", "rich": "99.0"}
@@ -138,6 +140,25 @@ def test_a_cell_that_changed_torch_says_so(colab) -> None:
     code = code.replace('find_spec("speedlab")', 'find_spec("nothing_of_this_name")')
     done = ask(colab, "-c", code)
     assert done.returncode == 1 and "restart the runtime" in done.stderr and "2.99.0+cu130" in done.stderr
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_second_cell_looks_at_the_runtime_and_keeps_results_on_drive_when_told(
+    keep: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mounted: list[str] = []
+    drive = SimpleNamespace(mount=mounted.append)
+    for name, module in (("google", ModuleType("google")), ("google.colab", SimpleNamespace(drive=drive))):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("SPEEDLAB_RUNS", "")
+    code = RUNTIME_CELL.format(stem="02_tensor_cores")
+    assert "keep = False" in code
+    exec(compile(code.replace("keep = False", f"keep = {keep}"), "cell", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "Profile " in shown and "This notebook takes about " in shown
+    assert mounted == (["/content/drive"] if keep else [])
+    parent = Path("/content/drive/MyDrive/speedlab-runs") if keep else Path("runs")
+    assert own_run_folder("smoke").parent == parent
 
 
 def test_the_cell_knows_every_requirement_of_the_package() -> None:

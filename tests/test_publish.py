@@ -21,6 +21,7 @@ from speedlab.publishing.history import commits_of_sources
 from speedlab.publishing.publish import publish
 from speedlab.publishing.run_folder import Chapter, Run
 from speedlab.records.experiment import Experiment, write_experiment
+from speedlab.records.record import METHOD
 from speedlab.records.store import hash_sources, read_records, write_record
 
 OLD_SOURCE, SOURCE = b"# the package as it was\n", b"# the package as it is\n"
@@ -138,6 +139,24 @@ def test_a_new_session_takes_the_place_of_the_old_one_as_a_whole(root: Path, run
     assert {record.session for record in read_records(root / "book" / "records")} == {SESSION}
 
 
+def test_what_was_published_stays_when_the_new_folder_cannot_take_its_place(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rung in ("baseline", "causal_mask"):
+        write_record(root / "book" / "records", our_record(rung, session="aaaa1111bbbb"))
+    before, rename = contents(root / "book"), Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "nine-steps" and Path(target).parent.parent == root / "book" / "records":
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="No space left"):
+        publish(run.folder, root=root)
+    assert contents(root / "book") == before
+
+
 def test_a_run_that_would_lose_a_published_rung_is_refused(root: Path, run: Run) -> None:
     write_record(root / "book" / "records", our_record("fused_adamw", session="aaaa1111bbbb"))
     refused(root, run.folder, "nvidia-h200/nine-steps would lose fused_adamw")
@@ -244,6 +263,13 @@ def test_a_package_that_no_commit_holds_is_refused(root: Path, tmp_path: Path) -
     dirty = hash_sources([("a.py", b"# changed by hand\n"), ("measuring/b.py", b"b\n")])
     write_record(tmp_path / "ladder", our_record(source_hash=dirty))
     refused(root, tmp_path / "ladder", rf"a package that no commit holds \(source {dirty[:12]}\): commit first")
+
+
+def test_an_older_method_is_not_published_anew(root: Path, tmp_path: Path) -> None:
+    record = our_record(method=METHOD)
+    path = write_record(tmp_path / "ladder", record)
+    path.write_text(json.dumps(record.to_dict() | {"method": METHOD + 1}))
+    refused(root, tmp_path / "ladder", f"was measured by method {METHOD + 1}, this is {METHOD}: measure again")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from toy_chapters import toy_source, write_toys
 
 from speedlab.errors import BadInput, NotAvailable, SpeedLabError
-from speedlab.publishing import execute, reproduce, sources
+from speedlab.publishing import currency, execute, reproduce, sources
 from speedlab.publishing.execute import Limits
 from speedlab.publishing.reproduce import check_profile
 from speedlab.publishing.run_folder import Chapter, Run, held, newest_complete, runs_newest_first
@@ -313,6 +313,16 @@ def test_a_page_that_was_removed_is_made_again(tmp_path: Path) -> None:
         plan(notebooks, tmp_path / "runs")
     (run.folder / ".doit.db").unlink()
     assert reproduce.to_run(plan(notebooks, tmp_path / "runs")) == ["01_a"]
+
+
+def test_without_doit_everything_is_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare GPU image may lack it; then nothing counts as current, and nothing breaks."""
+    notebooks = write_toys(tmp_path / "notebooks", {"01_a": toy_source("01_a")})
+    monkeypatch.setattr(currency, "can_remember", lambda: False)
+    run = reproduce.reproduce(plan(notebooks, tmp_path / "runs"), notebooks=notebooks)
+    assert run.complete and not (run.folder / ".doit.db").exists()
+    again = plan(notebooks, tmp_path / "runs")
+    assert again.folder == run.folder and reproduce.to_run(again) == ["01_a"]
 
 
 def test_the_estimate_uses_an_earlier_run_of_this_machine(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from speedlab.publishing.book import check_run, stage_pages
 from speedlab.publishing.gate import problems_of_experiments, problems_of_records, problems_of_sources
 from speedlab.publishing.run_folder import SUMMARY, Run
 from speedlab.records.experiment import Experiment, experiment_path, experiment_text, read_experiments
-from speedlab.records.record import Record
+from speedlab.records.record import METHOD, Record
 from speedlab.records.store import read_records, record_path, write_record, write_text_atomic
 
 
@@ -84,6 +84,9 @@ def problems_of(submission: Submission, root: Path, book: Path) -> Iterator[str]
         yield from _problems_of_run(submission.run, root)
     yield from problems_of_records(submission.records)
     yield from problems_of_experiments(submission.experiments)
+    for thing in everything:  # what was published by an older method stays until it is measured again
+        if thing.method != METHOD:
+            yield f"{thing.device} was measured by method {thing.method}, this is {METHOD}: measure again"
     if submission.run is not None:
         yield from _foreign(submission.run, submission)
     sessions = sorted({thing.session for thing in everything})
