@@ -22,11 +22,9 @@ from speedlab.profile import FULL, T4
 from speedlab.publishing import checkout, reproduce
 from speedlab.records.store import write_record
 
-<<<<<<< HEAD
-COMMANDS = ("doctor", "ladder", "memory", "report", "compare", "reproduce", "book")
-=======
-COMMANDS = ("doctor", "ladder", "report", "compare", "reproduce", "book", "publish", "train", "tokenize")
->>>>>>> 12fe1cb (More faults of the batch run, publish and the Colab cells as tests; an older method is refused when it is published, not afterwards)
+COMMANDS = (
+    "doctor", "ladder", "memory", "report", "compare", "reproduce", "book", "publish", "train", "tokenize",
+)  # fmt: skip
 CPU = Capabilities(device_type="cpu", cores=2)
 T4_CARD = Capabilities(
     device_type="cuda", capability=(7, 5), gpu_name="Tesla T4", gpu_memory_bytes=15 * 2**30, multiprocessors=40, gpus=1

@@ -265,11 +265,10 @@ def test_a_package_that_no_commit_holds_is_refused(root: Path, tmp_path: Path) -
     refused(root, tmp_path / "ladder", rf"a package that no commit holds \(source {dirty[:12]}\): commit first")
 
 
-def test_an_older_method_is_not_published_anew(root: Path, tmp_path: Path) -> None:
-    record = our_record(method=METHOD)
-    path = write_record(tmp_path / "ladder", record)
-    path.write_text(json.dumps(record.to_dict() | {"method": METHOD + 1}))
-    refused(root, tmp_path / "ladder", f"was measured by method {METHOD + 1}, this is {METHOD}: measure again")
+def test_an_older_method_is_not_published_anew(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_record(tmp_path / "ladder", our_record())
+    monkeypatch.setattr("speedlab.publishing.publish.METHOD", METHOD + 1)
+    refused(root, tmp_path / "ladder", f"was measured by method {METHOD}, this is {METHOD + 1}: measure again")
 
 
 @pytest.mark.parametrize(
