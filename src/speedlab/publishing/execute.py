@@ -21,7 +21,7 @@ from typing import Any
 
 from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
 from speedlab.publishing.chapter_process import kernel_status_path
-from speedlab.publishing.outcome import outcome_of
+from speedlab.publishing.outcome import count_oom_kills, outcome_of
 from speedlab.publishing.run_folder import Chapter, Run
 from speedlab.records.store import write_text_atomic
 
@@ -120,13 +120,13 @@ def run_chapter(
     output = notebook.with_name(f"{chapter.chapter}.executed.ipynb")
     log = run.folder / "logs" / f"{chapter.chapter}.log"
     chapter.status, chapter.reason, chapter.records = "interrupted", "it was stopped", []
-    started = time.monotonic()
+    started, killed = time.monotonic(), count_oom_kills()
     log.parent.mkdir(parents=True, exist_ok=True)
     run.write()
     try:
         status = _papermill(run, chapter, notebook, output, log, limits, stop or threading.Event())
         chapter.seconds = round(time.monotonic() - started, 1)
-        chapter.status, chapter.reason = _settle(run, chapter, output, log, status, limits)
+        chapter.status, chapter.reason = _settle(run, chapter, output, log, status, limits, killed)
     finally:
         chapter.seconds = round(time.monotonic() - started, 1)
         run.write()
@@ -192,9 +192,12 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _settle(
-    run: Run, chapter: Chapter, output: Path, log: Path, status: int | None, limits: Limits
+    run: Run, chapter: Chapter, output: Path, log: Path, status: int | None, limits: Limits, killed: int
 ) -> tuple[str, str | None]:
-    """Move the executed notebook to its page when it is sound, otherwise to `failed/`; its status, and why."""
+    """Move the executed notebook to its page when it is sound, otherwise to `failed/`; its status, and why.
+
+    killed: how many processes Linux had killed for memory before.
+    """
     import nbformat
 
     from speedlab.publishing.executed import final_result
@@ -206,7 +209,8 @@ def _settle(
     _hide_paths(notebook, run)
     outcome, reason = outcome_of(
         notebook, chapter.chapter, status, run=run.folder, asked=run.parameters(chapter), limits=limits,
-        kernel_status=_kernel_status(output), log=log.read_text(encoding="utf-8", errors="replace"),
+        kernel_status=_kernel_status(output), oom_kills=count_oom_kills() - killed,
+        log=log.read_text(encoding="utf-8", errors="replace"),
     )  # fmt: skip
     failed = run.folder / "failed" / f"{chapter.chapter}.ipynb"
     write_text_atomic(failed if reason else run.page(chapter.chapter), nbformat.writes(notebook))

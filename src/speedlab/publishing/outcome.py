@@ -14,6 +14,8 @@ from speedlab.publishing.executed import error_outputs, first_error, last_starte
 
 # Exceptions that say that memory ran out, by the name that a notebook keeps of them.
 MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
+# Where Linux counts the processes that it killed because memory ran out: all of them, and those of this container.
+OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 LESS_MEMORY = "free some, or use a smaller --profile"
 
 
@@ -26,18 +28,19 @@ def outcome_of(
     asked: dict[str, Any],
     limits: Any,
     kernel_status: int | None,
+    oom_kills: int,
     log: str,
 ) -> tuple[str, str | None]:
     """(status of the chapter, why it is not complete or None).
 
     status: exit status of `chapter_process`, None when the chapter took too long. kernel_status: that of a kernel
-    that ended by itself, None where nobody saw it.
+    that ended by itself, None where nobody saw it. oom_kills: what Linux counted of its kills for memory meanwhile.
     """
     where = last_started_cell(notebook) or "its first cell"
     if status is None:
         return "failed", f"stopped after {limits.chapter_s} s in {where}"
     if status == DEAD_KERNEL:
-        return _dead_kernel(kernel_status, where)
+        return _dead_kernel(kernel_status, where, oom_kills)
     if status and "CellTimeoutError" in log:
         return "failed", f"{where} took longer than {limits.cell_s} s"
     for number, error in error_outputs(notebook):
@@ -53,10 +56,23 @@ def outcome_of(
     return ("failed", "; ".join(problems)) if problems else ("completed", None)
 
 
-def _dead_kernel(status: int | None, where: str) -> tuple[str, str]:
+def count_oom_kills(files: tuple[Path, ...] = OOM_COUNTERS) -> int:
+    """How many processes Linux has killed for memory so far; 0 where it does not say."""
+    total = 0
+    for file in files:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue  # another system, or no cgroup of this kind
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return total
+
+
+def _dead_kernel(status: int | None, where: str, oom_kills: int) -> tuple[str, str]:
     """Only the kernel's own exit status tells a kill from an exit. Linux kills with SIGKILL when memory runs out."""
     if status == -signal.SIGKILL:
-        return "out_of_memory", f"the kernel was killed in {where}, probably out of memory: {LESS_MEMORY}"
+        why = "by the system, out of memory" if oom_kills else "probably out of memory"
+        return "out_of_memory", f"the kernel was killed in {where}, {why}: {LESS_MEMORY}"
     if status is None:
         return "failed", f"the kernel was gone in {where}, and how it ended is not known"
     if status < 0:
