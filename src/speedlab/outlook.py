@@ -13,6 +13,7 @@ from speedlab.records.store import SUMMARIES, committed_root
 
 # Seconds of a chapter where nobody has run one on such a device yet.
 TYPICAL_CHAPTER_S = {"smoke": 45, "full": 120, "t4": 360}
+UNKNOWN_CHAPTER_S = 120  # with a profile that is not in the table
 FULL_SIZE_GIB = 30  # of GPU memory, which the chapters at full size need
 
 
@@ -26,7 +27,7 @@ def chapters_here(here: Capabilities, profile: Profile) -> list[dict[str, Any]]:
         {
             "chapter": stem,
             "rungs": [rung_here(rung.key, here, profile) for rung in rungs],
-            "seconds": known.get(stem, TYPICAL_CHAPTER_S[profile.name]),
+            "seconds": known.get(stem, TYPICAL_CHAPTER_S.get(profile.name, UNKNOWN_CHAPTER_S)),
         }
         for stem, rungs in chapters().items()
     ]
@@ -62,7 +63,7 @@ def runtime_text(stem: str) -> str:
     here = capabilities()
     profile = get_profile("auto", gpu_memory_bytes=here.gpu_memory_bytes)
     row = next((row for row in chapters_here(here, profile) if row["chapter"] == stem), None)
-    seconds = row["seconds"] if row else TYPICAL_CHAPTER_S[profile.name]
+    seconds = row["seconds"] if row else TYPICAL_CHAPTER_S.get(profile.name, UNKNOWN_CHAPTER_S)
     lines = [_card(here), f"Profile {profile.name}: {profile.about}."]
     if here.device_type == "cpu":
         lines.append("Runtime > Change runtime type offers a GPU; without one a toy runs beside the records.")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from speedlab.errors import NotAvailable, SpeedLabError
-from speedlab.outlook import TYPICAL_CHAPTER_S
+from speedlab.outlook import TYPICAL_CHAPTER_S, UNKNOWN_CHAPTER_S
 from speedlab.profile import PROFILES
 from speedlab.publishing.currency import forget, is_current, note_current
 from speedlab.publishing.execute import (
@@ -74,7 +74,7 @@ def to_run(run: Run, only: str | None = None) -> list[str]:
 def estimated_minutes(run: Run, names: list[str]) -> int:
     """Whole minutes that these chapters should take, by an earlier run of the profile where there is one."""
     seconds = {
-        name: TYPICAL_SHOWN_S if run.chapter(name).shown_only else TYPICAL_CHAPTER_S.get(run.profile, 120)
+        name: TYPICAL_SHOWN_S if run.chapter(name).shown_only else TYPICAL_CHAPTER_S.get(run.profile, UNKNOWN_CHAPTER_S)
         for name in names
     }
     for earlier in reversed(runs_newest_first(run.folder.parent)):
