@@ -147,6 +147,7 @@ def test_the_book_shows_labs_that_ran_and_the_source_of_those_that_did_not(
     assert "hello" in (html / "labs" / "ran.html").read_text()
     waits = (html / "labs" / "waits.html").read_text()
     assert "did not execute this page" in waits and "later" in waits
+    assert 'href="https://colab.research.google.com/' in waits and "notebooks/colab/waits.ipynb" in waits
     assert "Labs" in (html / "intro.html").read_text()
     # A lab that was tried and failed is refused like a chapter.
     spoiled = json.loads(run.page("ran").read_text())

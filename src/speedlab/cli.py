@@ -88,7 +88,8 @@ def _options(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory, show.report, show.compare, batch.reproduce, batch.book, batch.publish, train.train, train.tokenize,
+    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory, show.report, show.compare,
+    batch.reproduce, batch.book, batch.publish, train.train, train.tokenize,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -21,6 +21,7 @@ from speedlab.publishing.executed import RESULT_MIME, problems_of
 from speedlab.publishing.run_folder import Chapter, Run, newest_complete
 from speedlab.publishing.sources import LABS, find_chapters, find_labs
 from speedlab.records.store import write_text_atomic
+from speedlab.repository import colab_url
 
 # Cells that papermill or a reader needs and a page does not: shown as values in the chapter's own words.
 HIDDEN_TAGS = {"parameters": "remove-input", "injected-parameters": "remove-cell"}
@@ -86,6 +87,7 @@ def stage(pages: dict[str, Any], target: Path) -> None:
         fresh.mkdir()
         for name, notebook in pages.items():
             _prepare(notebook)
+            _link_to_colab(notebook, name)
             nbformat.write(notebook, fresh / f"{name}.ipynb")
         if target.exists():
             target.rename(Path(folder) / "old")
@@ -134,6 +136,14 @@ def _code(notebook: Any) -> list[str]:
         for cell in notebook.cells
         if cell.cell_type == "code" and "injected-parameters" not in cell.metadata.get("tags", ())
     ]
+
+
+def _link_to_colab(notebook: Any, name: str) -> None:
+    """Every page says below its title where it can be run; a source may say so itself."""
+    title = notebook.cells[0]
+    if title.cell_type == "markdown" and "colab.research.google.com" not in title.source:
+        first, _, rest = title.source.partition("\n")
+        title.source = f"{first}\n\n[Open this page in Colab]({colab_url(name)})\n{rest}"
 
 
 def _prepare(notebook: Any) -> None:
