@@ -17,10 +17,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from speedlab import __version__
-from speedlab.commands import batch, measure, memory, show
+from speedlab.commands import batch, measure, memory, show, train
 from speedlab.errors import SpeedLabError
 
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 
 app = typer.Typer(
     name="speedlab",
@@ -89,7 +89,7 @@ def _options(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory, show.report, show.compare,
-    batch.reproduce, batch.book,
+    batch.reproduce, batch.book, batch.publish, train.train, train.tokenize,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -74,7 +74,7 @@ def capabilities() -> Capabilities:
             liger_problem="Liger's kernels need a GPU, and there is none here",
         )  # fmt: skip
     properties = torch.cuda.get_device_properties(0)
-    capability = torch.cuda.get_device_capability(0)
+    capability = _no_more_than_asked(torch.cuda.get_device_capability(0))
     problem = (
         None if capability >= (7, 0) else f"Triton needs compute capability 7.0, this card has {_dots(capability)}"
     )
@@ -105,6 +105,24 @@ def memory_limit_bytes() -> int | None:
     if not 0.0 < gib < 10_000.0:
         raise BadInput(f"SPEEDLAB_GPU_MEMORY_GIB is {text!r}: it must be a positive number of GiB, such as 14.5")
     return int(gib * 2**30)
+
+
+def _no_more_than_asked(real: tuple[int, int]) -> tuple[int, int]:
+    """The compute capability of an older card to adapt to, from SPEEDLAB_GPU_CAPABILITY, such as 7.5 for a T4.
+
+    Recipes are then chosen as on that card; the kernels stay those of the card that is there.
+    """
+    from speedlab.errors import BadInput
+
+    text = os.environ.get("SPEEDLAB_GPU_CAPABILITY")
+    if not text:
+        return real
+    major, dot, minor = text.partition(".")
+    if not (dot and major.isdigit() and minor.isdigit()) or (int(major), int(minor)) > real:
+        raise BadInput(
+            f"SPEEDLAB_GPU_CAPABILITY is {text!r}: it must be like 7.5, and at most {_dots(real)} on this card"
+        )
+    return int(major), int(minor)
 
 
 def adapt(recipe: Recipe, machine: Capabilities) -> tuple[Recipe, tuple[Substitution, ...]]:

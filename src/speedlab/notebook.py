@@ -192,8 +192,8 @@ def run_folder() -> Path | None:
 
 
 def own_run_folder(profile: str) -> Path:
-    """A new folder below ./runs for a chapter that somebody runs by hand."""
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{profile}"
+    """A new folder for a chapter that somebody runs by hand, below $SPEEDLAB_RUNS (a mounted drive, say) or ./runs."""
+    return Path(os.environ.get("SPEEDLAB_RUNS") or "runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{profile}"
 
 
 def _stored(run: Path, record: Record) -> Path:

@@ -24,6 +24,7 @@ from speedlab.publishing.tables import Row, by_ladder, published_table, table_ti
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_records, reading_order, write_text_atomic
+from speedlab.troubleshooting import troubleshooting_section
 
 FOLDER = "_generated"
 
@@ -57,6 +58,7 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     writer.fragment("results_run", _run_section(report_rows(_read(run_records)) if run_records else []))
     writer.fragment("published", _published_section())
     writer.fragment("folklore", folklore_section(committed))
+    writer.fragment("troubleshooting", troubleshooting_section())
     writer.fragment("environment", facts.machines(committed) or "No records are committed yet.\n")
     writer.paths += write_diagrams(book / FOLDER / "diagrams")
     writer.remove_stale()

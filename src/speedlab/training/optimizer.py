@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,3 +60,13 @@ class MasterWeights:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         torch._foreach_copy_(self.parameters, self.masters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and master weights: what the next step depends on beside the weights of the model."""
+        return {"optimizer": self.optimizer.state_dict(), "masters": [master.detach() for master in self.masters]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        for master, value in zip(self.masters, state["masters"], strict=True):
+            master.copy_(value)
