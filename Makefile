@@ -62,5 +62,5 @@ check: $(ENVIRONMENT) ## look over the style of the code
 	$(RUN) -m ruff format --check .
 
 clean: ## remove what was built; runs and .venv stay
-	rm -rf book/_build book/_generated book/chapters .pytest_cache .ruff_cache
+	rm -rf book/_build book/_generated book/chapters book/labs .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -exec rm -rf {} +

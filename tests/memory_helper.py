@@ -77,27 +77,11 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
-class Softmax(torch.autograd.Function):
-    """softmax or log_softmax of 16 bits as CUDA has them under autocast: float32 comes out, the gradient has 16."""
-
-    @staticmethod
-    def forward(context, x: Tensor) -> Tensor:
-        result = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        context.save_for_backward(result)
-        context.dtype = x.dtype
-        return result
-
-    @staticmethod
-    def backward(context, gradient: Tensor) -> Tensor:
-        assert context.saved_tensors[0].dtype == gradient.dtype == torch.float32
-        return torch.empty(gradient.shape, dtype=context.dtype, device=gradient.device)
-
-
 class CudaAutocast(TorchFunctionMode):
     """What autocast does on CUDA to the operations of this model: docs.pytorch.org/docs/stable/amp.html."""
 
     TO_16_BITS = (F.linear, torch.Tensor.matmul, torch.Tensor.__matmul__, flash_attention)
-    TO_FLOAT32 = (torch.pow, F.layer_norm)
+    TO_FLOAT32 = (torch.pow, F.layer_norm, torch.softmax)
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -106,9 +90,9 @@ class CudaAutocast(TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         if function is F.cross_entropy:
-            return F.nll_loss(Softmax.apply(arguments[0]), arguments[1])
-        if function is torch.softmax and arguments[0].dtype == self.dtype:
-            return Softmax.apply(arguments[0])
+            # It asks log_softmax for the format of its input (LossNLL.cpp), which autocast then leaves; nll_loss is on
+            # the list.
+            return F.nll_loss(torch.log_softmax(arguments[0], -1).float(), arguments[1])
         to = self.dtype if function in self.TO_16_BITS else torch.float32 if function in self.TO_FLOAT32 else None
         if to is not None:
             arguments = [self._cast(value, to) for value in arguments]

@@ -185,7 +185,7 @@ def test_staged_pages_hold_nothing_for_machines(checkout: Path) -> None:
     target = checkout / "book" / "chapters"
     target.mkdir()
     (target / "99_gone.ipynb").write_text("left by an earlier run")
-    book.stage(run, target, ["01_a"])
+    book.stage({"01_a": book.read_page(run, "01_a")}, target)
     assert [path.name for path in target.iterdir()] == ["01_a.ipynb"]
     assert [path.name for path in (checkout / "book").iterdir() if path.name.startswith(".")] == []
     staged = nbformat.read(target / "01_a.ipynb", as_version=4)

@@ -22,7 +22,9 @@ from speedlab.profile import FULL, T4
 from speedlab.publishing import checkout, reproduce
 from speedlab.records.store import write_record
 
-COMMANDS = ("doctor", "ladder", "memory", "report", "compare", "reproduce", "book")
+COMMANDS = (
+    "doctor", "ladder", "memory", "report", "compare", "reproduce", "book", "publish", "train", "tokenize",
+)  # fmt: skip
 CPU = Capabilities(device_type="cpu", cores=2)
 T4_CARD = Capabilities(
     device_type="cuda", capability=(7, 5), gpu_name="Tesla T4", gpu_memory_bytes=15 * 2**30, multiprocessors=40, gpus=1
@@ -83,7 +85,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["ladder", "--order", "mine"], ["'mine'", "as-is"]),
         (["ladder", "--profile", "smoke", "--corpus", "/nowhere.txt"], ["/nowhere.txt"]),
         (["reproduce", "--profile", "huge"], ["'huge'", "auto, full, t4, smoke"]),
+        (["reproduce", "--steps", "-1"], ["steps is -1", "whole number"]),
+        (["reproduce", "--source", "guessed"], ["'guessed'", "measure, recorded, auto"]),
+        (["reproduce", "--cell-limit", "0"], ["time limit of a cell is 0 s", "at least 1 s"]),
+        (["reproduce", "--chapter-limit", "-5"], ["time limit of a chapter is -5 s"]),
+        (["reproduce", "--only", "03"], ["unknown chapter '03'", "01_a, 02_b"]),
         (["book", "/nowhere"], ["/nowhere", "speedlab reproduce"]),
+        (["publish", "/nowhere"], ["/nowhere holds nothing to publish", "speedlab ladder --out"]),
+        (["publish"], ["'run'", "speedlab publish --help"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -280,14 +289,29 @@ def test_reproduce_executes_and_then_has_nothing_left(
     root = toy_checkout(tmp_path, monkeypatch)
     assert cli.run(["reproduce", "--only", "01_a"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0].startswith("01_a  completed") and lines[1].startswith("02_b  pending")
-    folder = Path(lines[2])
+    assert lines[0].startswith("01_a  done") and lines[1].startswith("02_b  not asked for")
+    assert lines[2] == "1 done, 0 current, 0 failed, 0 out of memory, 0 not available here, 1 not asked for"
+    folder = Path(lines[3])
     assert (folder / "01_a.ipynb").is_file() and folder.parent == root / "runs"
     assert cli.run(["reproduce", "--dry-run"]) == 0
     assert capsys.readouterr().out == "01_a  current\n02_b  run\n"
     write_toys(root / "notebooks", {"02_b": toy_source("02_b", "1 / 0")})
     assert cli.run(["reproduce"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_reproduce_measures_in_labs_when_asked_and_stops_what_takes_too_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = toy_checkout(tmp_path, monkeypatch)
+    write_toys(root / "notebooks" / "labs", {"lab": toy_source("lab", 'assert source == "measure"')})
+    assert cli.run(["reproduce", "--list"]) == 0
+    assert capsys.readouterr().out == "01_a\n02_b\nlab\n"
+    assert cli.run(["reproduce", "--only", "lab", "--labs", "--source", "measure", "--steps", "2"]) == 0
+    assert "lab   done" in capsys.readouterr().out
+    write_toys(root / "notebooks", {"02_b": toy_source("02_b", "import threading\nthreading.Event().wait()")})
+    assert cli.run(["reproduce", "--only", "02", "--cell-limit", "1"]) == 1
+    assert "took longer than 1 s" in capsys.readouterr().out
 
 
 def test_doctor_names_this_machine_and_nobody(capsys: pytest.CaptureFixture[str]) -> None:

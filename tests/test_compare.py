@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from records_helper import MACHINE_H200, make_record, skipped_record, spread
 
+from speedlab import cli
 from speedlab.errors import BadInput
 from speedlab.publishing import compare
 from speedlab.publishing.compare import compare_folders, compare_records, comparison_table, render_comparison
+from speedlab.publishing.figure_of_comparison import comparison_figure
+from speedlab.publishing.plotting import alt_text, svg_text
 from speedlab.records.record import REMARK
 from speedlab.records.store import write_record
 
@@ -168,3 +171,41 @@ def test_it_loads_nothing_heavy():
         "print(sorted({'torch', 'pandas', 'numpy', 'matplotlib', 'tiktoken'} & set(sys.modules)))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_figure_shows_each_rung_of_both_sides_with_their_ratio(tmp_path):
+    a = [make_record("baseline"), skipped_record("causal_mask", reason="no room")]
+    b = [
+        *(make_record(rung, step_ms=125.0, **OTHER_DAY) for rung in ("baseline", "causal_mask")),
+        *(
+            make_record(rung, device="nvidia-l40s", machine=MACHINE_H200, step_ms=500.0)
+            for rung in ("baseline", "causal_mask")
+        ),
+    ]
+    mine = [record.__class__(**(record.to_dict() | {"device": "nvidia-a100"})) for record in a]
+    figure = comparison_figure(compare_records(mine, b, a="runs/x", b="published"))
+    bars = figure.axes[0].containers
+    tokens = 8 * 1024 / 1e3
+    assert [[round(bar.get_width(), 4) for bar in group] for group in bars] == [
+        [round(tokens / 0.25, 4), 0.0], [round(tokens / 0.125, 4)] * 2, [round(tokens / 0.5, 4)] * 2,
+    ]  # fmt: skip
+    words = alt_text(figure)
+    assert "Baseline on H200 SXM, published 65.5 k, 2.00x" in words and "0.50x" in words
+    assert "nvidia-a100, yours not measured" in words
+    assert svg_text(figure) == svg_text(comparison_figure(compare_records(mine, b, a="runs/x", b="published")))
+
+
+def test_a_figure_of_several_ladders_is_refused():
+    both = [make_record(), make_record(ladder="six-steps")]
+    with pytest.raises(BadInput, match="a figure shows one ladder on one device of A"):
+        comparison_figure(compare_records(both, both))
+
+
+def test_compare_draws_into_a_file(tmp_path, capsys):
+    write_record(tmp_path / "a", make_record())
+    write_record(tmp_path / "b", make_record(step_ms=125.0, **OTHER_DAY))
+    arguments = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--figure"]
+    assert cli.run([*arguments, str(tmp_path / "figure.svg")]) == 0
+    assert "<svg" in (tmp_path / "figure.svg").read_text() and "2.00x" in capsys.readouterr().out
+    assert cli.run([*arguments, str(tmp_path / "figure.doc")]) == 2
+    assert "must end in .svg" in capsys.readouterr().err

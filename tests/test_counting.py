@@ -136,3 +136,44 @@ def test_a_compiled_head_may_be_padded_to_sixteen_bytes():
     assert counting.aligned_head(Recipe(compile="default")).outputs == 50_260
     assert counting.aligned_head(exact.but(compile="off")) is None
     assert counting.aligned_head(exact.but(vocabulary="padded")) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "units", "sums"),
+    [
+        ({}, 1 + 4 + 1 + 3, 4), ({"qkv_projection": "separate"}, 1 + 4 + 1 + 3, 6), ({"qkv_bias": False}, 1 + 4 + 1, 3),
+        ({"feed_forward": "sigmoid"}, 1 + 4 + 1 + 3, 4), ({"feed_forward": "fused"}, 1 + 1 + 3, 3),
+        ({"residual": "fused"}, 4 + 3, 2), ({"qkv_backward": "fused"}, 1 + 4 + 1, 3),
+        ({"qkv_backward": "fused", "qkv_projection": "separate"}, 1 + 4 + 1 + 3, 6),
+        ({"feed_forward": "fused", "residual": "fused", "qkv_backward": "fused"}, 0, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("compile", ["off", "default"])
+def test_a_kernel_that_sums_what_it_writes_saves_the_pass_of_the_bias_gradient(changes, units, sums, compile):
+    plain = SMALL.but(qkv_bias=True, qkv_projection="merged", compile=compile, precision="bfloat16")
+    recipe = plain.but(**changes)
+    assert traffic.bias_gradients(recipe) == (units, sums)
+    if recipe.qkv_projection == "merged" and recipe.qkv_bias:
+        moved = [sum(part.bytes for part in traffic.element_wise(one)) for one in (plain, recipe)]
+        unit = 2 * SMALL.micro_batch * SMALL.context_length * SMALL.embedding_width
+        assert moved[0] - moved[1] == pytest.approx((9 - units) * unit)
+
+
+def test_logits_are_passed_over_as_often_as_the_loss_needs():
+    def passes(**changes):
+        recipe = SMALL.but(precision="bfloat16", **changes)
+        logits = 2.0 * SMALL.micro_batch * SMALL.context_length * recipe.padded_vocab_size
+        return sum(part.bytes for part in traffic.element_wise(recipe) if part.part == traffic.LOSS) / logits
+
+    assert passes() == passes(loss="compiled") == passes(compile="default") == 9
+    assert passes(loss="compiled", compile="default") == 4
+    assert passes(loss="in_place") == passes(loss="liger", compile="default") == 3
+
+
+def test_one_pass_over_masters_moves_28_bytes_for_each_weight_in_one_launch():
+    recipe = SMALL.but(precision="bfloat16_master", optimizer="one_pass")
+    weights = counting.weights_of(recipe)
+    moved = counting.optimizer(recipe)
+    assert (moved.bytes / weights, moved.launches) == (28.0, 1.0)
+    assert counting.optimizer(recipe.but(precision="float32")).bytes / weights == 28.0
+    assert counting.optimizer(recipe.but(optimizer="fused")).bytes / weights > 28.0

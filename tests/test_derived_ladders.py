@@ -14,6 +14,7 @@ from records_helper import make_record, skipped_record
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from speedlab import cli
+from speedlab.beyond import BEYOND
 from speedlab.derived_ladders import NOTES, changing_keys, reordered, reordered_parent
 from speedlab.device import Capabilities
 from speedlab.errors import BadInput
@@ -176,7 +177,7 @@ def test_a_change_is_at_work_when_one_side_reads_it_or_another_field_is_at_work(
 
 def test_every_rule_is_of_a_field_that_ladders_change_and_gives_one_line() -> None:
     for rule in RULES:
-        assert any(rule.field in rung.change for rung in NINE_STEPS)
+        assert any(rule.field in rung.change for rung in (*NINE_STEPS, *BEYOND))
         assert "\n" not in rule.reason.format(**Recipe().as_dict())
 
 

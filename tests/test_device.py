@@ -5,6 +5,7 @@ import torch
 from data_helper import one_line_error
 
 from speedlab import device
+from speedlab.beyond import FASTEST
 from speedlab.device import Capabilities, adapt, capabilities, memory_limit_bytes
 from speedlab.errors import BadInput
 from speedlab.ladder import LADDERS, NINE_STEPS
@@ -39,7 +40,10 @@ def adapted(machine, **changes):
 def test_large_cards_run_the_ladders_as_written(machine, ladder):
     for rung in ladder:
         recipe = ladder.recipe_at(rung.key).but(data_parallel=1)
-        assert adapt(recipe, machine) == (recipe, ())
+        if recipe.head_matmul == "fp8_forward" and machine is A100:
+            assert adapted(machine, **recipe.as_dict()) == {"head_matmul": ("fp8_forward", "same")}
+        else:
+            assert adapt(recipe, machine) == (recipe, ())
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16_autocast"])
@@ -119,6 +123,28 @@ def test_a_t4_runs_the_top_of_the_ladder_with_every_reason_given():
     assert set(changes) == {"precision", "matmul_precision", "data_parallel"}
 
 
+def test_the_fastest_recipe_finds_its_way_to_a_t4_and_to_a_cpu():
+    asked = FASTEST.as_dict()
+    assert adapted(T4, **asked) == {
+        "precision": ("bfloat16_master", "float16_autocast"), "matmul_precision": ("high", "highest"),
+        "optimizer": ("one_pass", "fused"), "loss": ("in_place", "compiled"),
+    }  # fmt: skip
+    assert set(adapted(CPU, **asked)) == {"matmul_precision", "host_memory"}
+
+
+def test_kernels_of_libraries_are_asked_for_only_where_they_can_run():
+    without = gpu((9, 0), liger_problem="liger-kernel is not installed")
+    assert adapted(without, loss="liger") == {"loss": ("liger", "compiled")}
+    assert not adapted(H200, loss="liger", attention="sdpa_cudnn", head_matmul="fp8_forward")
+    assert adapted(T4, attention="sdpa_flash") == {"attention": ("sdpa_flash", "sdpa")}
+    assert adapted(CPU, attention="sdpa_cudnn") == {"attention": ("sdpa_cudnn", "sdpa")}
+    assert not adapted(CPU, attention="sdpa_flash")  # PyTorch has a kernel of that name for a CPU
+    for precision, used in (("float32", None), ("bfloat16_master", None), ("bfloat16", "fused")):
+        assert adapted(H200, optimizer="one_pass", precision=precision) == (
+            {} if used is None else {"optimizer": ("one_pass", used)}
+        )
+
+
 def test_adapting_twice_changes_nothing_more():
     for machine in (T4, L4, A100, H200, CPU, CPU_WITHOUT_COMPILER):
         for ladder in LADDERS.values():
@@ -192,6 +218,14 @@ def test_a_memory_limit_is_read_in_gib(monkeypatch):
 
 def test_every_rule_names_a_field_of_the_recipe():
     worst = Recipe(**NINE_STEPS.recipe_at("data_parallel").as_dict() | {"compile": "max-autotune"})
-    machines = (T4, CPU, CPU_WITHOUT_COMPILER)
-    fired = {rule for rule in device.RULES for machine in machines if rule(worst, machine) is not None}
+    fast = worst.but(
+        precision="float16_autocast", optimizer="one_pass", loss="in_place", attention="sdpa_cudnn",
+        head_matmul="fp8_forward",
+    )  # fmt: skip
+    fused = fast.but(precision="float32", feed_forward="fused", residual="fused", qkv_backward="fused")
+    machines = (T4, CPU, CPU_WITHOUT_COMPILER, gpu((6, 1), compiler_problem="too old for Triton"))
+    fired = {
+        rule for rule in device.RULES for machine in machines for recipe in (worst, fast, fused)
+        if rule(recipe, machine) is not None
+    }  # fmt: skip
     assert fired == set(device.RULES)

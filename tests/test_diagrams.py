@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from speedlab.attention_work import attention_traffic, causal_tiles
 from speedlab.errors import BadInput
 from speedlab.publishing import diagrams
 from speedlab.publishing.diagrams_attention import (
     EXAMPLE_SCORES,
     EXAMPLE_VALUES,
     MIB,
-    attention_traffic,
-    causal_tiles,
     flash_attention_tiling,
     online_softmax_steps,
 )

@@ -122,6 +122,11 @@ def test_the_command_lists_runs_and_refuses(toy: None, capsys: pytest.CaptureFix
     assert "toy_sweep  How fast?" in capsys.readouterr().out
     assert cli.run(["experiment", "toy_sweep", "--profile", "smoke", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 3
+    assert cli.run(["experiment", "toy_sweep", "toy_sweep", "--profile", "smoke", "--json"]) == 0
+    decoder, text = json.JSONDecoder(), capsys.readouterr().out
+    first, end = decoder.raw_decode(text)
+    second, _ = decoder.raw_decode(text[end:].lstrip())
+    assert first["session"] == second["session"] and len(second["rows"]) == 3
     assert cli.run(["experiment"]) == 2
     assert cli.run(["experiment", "no_such"]) == 2
     assert "toy_sweep" in capsys.readouterr().err

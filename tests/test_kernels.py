@@ -98,6 +98,9 @@ GPU = {
     ],
     "fused": [
         "triton_poi_fused_add_native_dropout_3",
+        "gelu_backward_kernel",
+        "residual_norm_forward_kernel",
+        "join_kernel",
         "triton_per_fused_add_native_layer_norm_4",
         "triton_red_fused__log_softmax_nll_loss_forward_7",
         "triton_poi_fused__scaled_dot_product_cudnn_attention_transpose_view_9",

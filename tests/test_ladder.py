@@ -25,7 +25,7 @@ EVERY_RUNG = [(ladder.name, rung.key) for ladder in LADDERS.values() for rung in
 def test_the_keys_are_the_published_ones_in_order():
     assert NINE_STEPS.keys == NINE_KEYS
     assert SIX_STEPS.keys == SIX_KEYS
-    assert list(LADDERS) == ["nine-steps", "six-steps", "alone", "removed", "precisions"]
+    assert list(LADDERS) == ["nine-steps", "six-steps", "alone", "removed", "precisions", "beyond"]
     assert LADDERS["alone"].keys == LADDERS["removed"].keys == NINE_KEYS
 
 

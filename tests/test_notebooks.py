@@ -1,4 +1,4 @@
-"""The ten chapters as sources, and their Colab forms: what must hold before anything is executed."""
+"""The ten chapters and the labs as sources, and their Colab forms: what must hold before anything is executed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from speedlab.ladder import chapters
 from speedlab.publishing.colab import colab_notebook, write_colab_notebooks
 from speedlab.publishing.execute import convert, read_source
-from speedlab.publishing.reproduce import find_chapters
+from speedlab.publishing.sources import find_chapters, find_labs
 from speedlab.repository import colab_url
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
@@ -32,11 +32,12 @@ FORBIDDEN = {
     "a path of one machine": r"""["'](/|~/|[A-Z]:\\)""",
 }
 
-every_chapter = pytest.mark.parametrize("stem", STEMS)
+LABS = tuple(find_labs(NOTEBOOKS))
+every_chapter = pytest.mark.parametrize("stem", (*STEMS, *LABS))  # labs keep to the same form
 
 
 def source_of(stem: str) -> Path:
-    return NOTEBOOKS / f"{stem}.py"
+    return (find_chapters(NOTEBOOKS) | find_labs(NOTEBOOKS))[stem]
 
 
 def code_cells(stem: str) -> list[nbformat.NotebookNode]:
@@ -116,14 +117,15 @@ def test_the_colab_notebook_is_the_one_of_this_source(stem: str) -> None:
 
 
 @every_chapter
-def test_the_colab_notebook_holds_the_cells_of_the_source_and_one_more(stem: str) -> None:
+def test_the_colab_notebook_holds_the_cells_of_the_source_and_two_more(stem: str) -> None:
     notebook = json.loads(colab_notebook(source_of(stem)))
     nbformat.validate(notebook)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 4)
     assert [cell for cell in notebook["cells"] if "id" in cell or cell.get("outputs")] == []
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert code[1:] == [cell.source for cell in code_cells(stem)]
+    assert code[2:] == [cell.source for cell in code_cells(stem)]
+    assert f'runtime_text("{stem}")' in code[1]
     assert sum("parameters" in cell["metadata"].get("tags", ()) for cell in notebook["cells"]) == 1
 
 
@@ -135,10 +137,10 @@ def test_the_install_cell_leaves_torch_and_numpy_alone() -> None:
 
 
 def test_no_colab_notebook_is_without_a_source() -> None:
-    assert sorted(path.stem for path in (NOTEBOOKS / "colab").iterdir()) == list(STEMS)
+    assert sorted(path.stem for path in (NOTEBOOKS / "colab").iterdir()) == sorted((*STEMS, *LABS))
 
 
 def test_conversion_removes_what_has_no_source(tmp_path: Path) -> None:
     (tmp_path / "99_gone.ipynb").write_text("{}")
     written = write_colab_notebooks(NOTEBOOKS, tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(written) and len(written) == len(STEMS)
+    assert sorted(tmp_path.iterdir()) == sorted(written) and len(written) == len(STEMS) + len(LABS)

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
 from toy_chapters import toy_source, write_toys
 
 from speedlab.errors import BadInput, NotAvailable, SpeedLabError
-from speedlab.publishing import execute, reproduce
+from speedlab.publishing import currency, execute, reproduce, sources
 from speedlab.publishing.execute import Limits
 from speedlab.publishing.reproduce import check_profile
-from speedlab.publishing.run_folder import Chapter, Run, continued, held, newest_complete, runs_newest_first
+from speedlab.publishing.run_folder import Chapter, Run, held, newest_complete, runs_newest_first
+from speedlab.publishing.summary import exit_code, summary_table
 
 MACHINE = {"machine_id": "0123456789ab", "torch": "2.13.0", "python": "3.11.7"}
 
@@ -39,6 +39,12 @@ TOYS = {
     "04_leaves": toy_source("04_leaves", "import sys\nsys.exit(0)"),
     "05_ignores": toy_source("05_ignores", profile='"full"'),
     "06_sound": toy_source("06_sound"),
+    "07_quits": toy_source("07_quits", "import os\nos._exit(7)"),
+    "08_crashes": toy_source("08_crashes", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"),
+    "09_full": toy_source("09_full", "raise MemoryError('no room for 8 GiB')"),
+    "10_elsewhere": toy_source(
+        "10_elsewhere", "from speedlab.errors import NotAvailable\nraise NotAvailable('it needs two GPUs')"
+    ),
 }  # fmt: skip
 
 
@@ -72,10 +78,12 @@ def test_a_failure_does_not_stop_the_chapters_after_it(toys) -> None:
     _, _, run, heard = toys
     statuses = {chapter.chapter: chapter.status for chapter in run.chapters}
     assert statuses == {
-        "01_sound": "completed", "02_raises": "failed", "03_killed": "failed", "04_leaves": "failed",
-        "05_ignores": "failed", "06_sound": "completed",
+        "01_sound": "completed", "02_raises": "failed", "03_killed": "out_of_memory", "04_leaves": "failed",
+        "05_ignores": "failed", "06_sound": "completed", "07_quits": "failed", "08_crashes": "failed",
+        "09_full": "out_of_memory", "10_elsewhere": "unavailable",
     }  # fmt: skip
-    assert len(heard) == 12 and heard[0] == "0/6 01_sound ..." and heard[-1].startswith("6/6 06_sound completed in ")
+    assert len(heard) == 20 and heard[0] == "0/10 01_sound ..." and heard[10].startswith("5/10 06_sound ...")
+    assert heard[11].startswith("6/10 06_sound completed in ")
     assert not run.complete
 
 
@@ -84,21 +92,25 @@ def test_a_failure_does_not_stop_the_chapters_after_it(toys) -> None:
     [
         ("02_raises", ["code cell 3", "ZeroDivisionError: division by zero"]),
         ("03_killed", ["probably out of memory", "code cell 3 (import os, signal)", "--profile"]),
-        ("04_leaves", ["SystemExit", "did not run to its end"]),
+        ("04_leaves", ["code cell 3 leaves by sys.exit"]),
         ("05_ignores", ["profile='full'", "asked was 'smoke'"]),
+        ("07_quits", ["left by itself with exit status 7", "code cell 3 (import os)"]),
+        ("08_crashes", ["SIGSEGV", "code cell 3 (import os, signal)"]),
+        ("09_full", ["code cell 3", "MemoryError: no room for 8 GiB", "smaller --profile"]),
+        ("10_elsewhere", ["NotAvailable: it needs two GPUs"]),
     ],
 )
 def test_the_reason_says_what_happened_and_where(toys, chapter: str, words: list[str]) -> None:
     reason = toys[2].chapter(chapter).reason
     assert [word for word in words if word not in reason] == []
-    assert "\n" not in reason
+    assert "\n" not in reason and len(reason) < 200
 
 
 def test_only_sound_notebooks_are_put_in_place(toys) -> None:
     run = toys[2]
     assert sorted(path.name for path in run.folder.glob("*.ipynb")) == ["01_sound.ipynb", "06_sound.ipynb"]
     failed = sorted(path.stem for path in (run.folder / "failed").glob("*.ipynb"))
-    assert failed == ["02_raises", "03_killed", "04_leaves", "05_ignores"]
+    assert failed == [name for name in TOYS if name not in ("01_sound", "06_sound")]
 
 
 def test_a_chapter_is_told_its_run_and_uses_this_python(toys) -> None:
@@ -123,15 +135,23 @@ def test_the_summary_says_all_of_it(toys) -> None:
     first = summary["chapters"][0]
     assert (first["chapter"], first["status"], first["session"]) == ("01_sound", "completed", "0123456789ab")
     assert first["seconds"] > 0 and first["records"] == ["records/facts.txt"]
-    table = reproduce.summary_table(run).split("\n")
-    assert len(table) == 6 and "division by zero" in table[1]
+    lines = summary_table(run, list(TOYS)).split("\n")
+    assert len(lines) == 11 and "division by zero" in lines[1]
+    assert lines[0].split()[:2] == ["01_sound", "done"] and lines[0].endswith(str(run.page("01_sound")))
+    assert str(run.folder / "failed" / "02_raises.ipynb") in lines[1]
+    assert lines[-1] == "2 done, 0 current, 5 failed, 2 out of memory, 1 not available here"
+    assert exit_code(run, list(TOYS)) == 1 and exit_code(run, ["01_sound"]) == 0
+    assert exit_code(run, ["01_sound", "10_elsewhere"]) == 3 and exit_code(run, ["03_killed", "10_elsewhere"]) == 1
+    left = summary_table(run, ["02_raises"]).split("\n")
+    assert left[0].split()[:2] == ["01_sound", "current"] and "not asked for" in left[2]
+    assert left[-1] == "0 done, 2 current, 1 failed, 0 out of memory, 0 not available here, 7 not asked for"
 
 
 def test_a_later_call_goes_on_with_what_is_left(toys) -> None:
     notebooks, runs, first, _ = toys
     again = plan(notebooks, runs)
     assert again.folder == first.folder and again.session == first.session
-    assert reproduce.to_run(again) == ["02_raises", "03_killed", "04_leaves", "05_ignores"]
+    assert reproduce.to_run(again) == [name for name in TOYS if name not in ("01_sound", "06_sound")]
     assert reproduce.to_run(again, "1,05_ignores,06") == ["05_ignores"]
     assert plan(notebooks, runs, fresh=True).folder != first.folder
 
@@ -233,6 +253,15 @@ def test_a_chapter_without_a_parameters_cell_is_refused(tmp_path: Path) -> None:
         reproduce.reproduce(plan(notebooks, tmp_path / "runs"), notebooks=notebooks)
 
 
+@pytest.mark.parametrize(("steps", "given"), [("3", "str"), (True, "bool"), (2.0, "float")])
+def test_a_parameter_of_another_type_is_refused_before_anything_runs(tmp_path: Path, steps, given: str) -> None:
+    notebooks = write_toys(tmp_path / "notebooks", {"01_a": toy_source("01_a"), "02_b": toy_source("02_b")})
+    run = plan(notebooks, tmp_path / "runs", steps=steps)
+    with pytest.raises(BadInput, match=rf"chapter 01_a takes steps as int: {steps!r} is of type {given}"):
+        reproduce.reproduce(run, notebooks=notebooks)
+    assert not run.folder.exists()
+
+
 def test_an_unknown_kernel_is_refused_with_the_ones_there_are() -> None:
     with pytest.raises(BadInput, match=r"unknown kernel 'nonsense': choose one of .*python3"):
         execute.check_kernel("nonsense")
@@ -251,12 +280,12 @@ def test_a_default_kernel_of_another_python_is_refused(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("only", ["11", "nonsense", ""])
 def test_an_unknown_chapter_is_refused_with_the_ones_there_are(only: str) -> None:
     with pytest.raises(BadInput, match=r"unknown chapter .*choose one of 01_a, 10_b"):
-        reproduce.select_chapters(["01_a", "10_b"], only)
+        sources.select(["01_a", "10_b"], only)
 
 
 def test_a_folder_without_chapters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no chapters in"):
-        reproduce.find_chapters(tmp_path)
+        sources.find_chapters(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"chapters": [{"chapter": "01_a", "status": "fine"}]}'])
@@ -271,21 +300,29 @@ def test_a_damaged_summary_is_named_and_is_no_run(tmp_path: Path, text: str) -> 
 
 
 def test_a_page_that_was_removed_is_made_again(tmp_path: Path) -> None:
-    chapter = {"chapter": "01_a", "source_sha256": "1"}
-    values = {
-        "profile": "smoke",
-        "steps": 0,
-        "source": "auto",
-        "kernel": "python3",
-        "source_hash": "2",
-        "machine": MACHINE,
-    }
-    old = Run(folder=tmp_path / "old", chapters=[Chapter(**chapter, status="completed")], **values)
-    old.write()
-    new = Run(folder=tmp_path / "new", chapters=[Chapter(**chapter)], **values)
-    assert continued(new, tmp_path).chapter("01_a").status == "pending"
-    nbformat.write(nbformat.v4.new_notebook(), old.page("01_a"))
-    assert continued(new, tmp_path).chapter("01_a").status == "completed"
+    notebooks = write_toys(tmp_path / "notebooks", {"01_a": toy_source("01_a")})
+    run = reproduce.reproduce(plan(notebooks, tmp_path / "runs"), notebooks=notebooks)
+    assert reproduce.to_run(plan(notebooks, tmp_path / "runs")) == []
+    page = run.page("01_a").read_text()
+    run.page("01_a").unlink()
+    assert reproduce.to_run(plan(notebooks, tmp_path / "runs")) == ["01_a"]
+    run.page("01_a").write_text(page)
+    assert reproduce.to_run(plan(notebooks, tmp_path / "runs")) == []
+    (run.folder / ".doit.db").write_bytes(b"not a database")
+    with pytest.raises(BadInput, match=r"\.doit\.db cannot be used .*remove that file"):
+        plan(notebooks, tmp_path / "runs")
+    (run.folder / ".doit.db").unlink()
+    assert reproduce.to_run(plan(notebooks, tmp_path / "runs")) == ["01_a"]
+
+
+def test_without_doit_everything_is_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare GPU image may lack it; then nothing counts as current, and nothing breaks."""
+    notebooks = write_toys(tmp_path / "notebooks", {"01_a": toy_source("01_a")})
+    monkeypatch.setattr(currency, "can_remember", lambda: False)
+    run = reproduce.reproduce(plan(notebooks, tmp_path / "runs"), notebooks=notebooks)
+    assert run.complete and not (run.folder / ".doit.db").exists()
+    again = plan(notebooks, tmp_path / "runs")
+    assert again.folder == run.folder and reproduce.to_run(again) == ["01_a"]
 
 
 def test_the_estimate_uses_an_earlier_run_of_this_machine(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ VARIANTS = [
     {"output_head": "tied", "qkv_projection": "merged", "optimizer": "fused"},
     {"accumulation": 3, "optimizer": "foreach", "causal_mask": "on_the_fly"},
     {"optimizer": "for_loop", "weight_decay": 0.0, "learning_rate": 1e-3},
+    {"feed_forward": "sigmoid", "loss": "compiled"},
+    {"feed_forward": "fused", "residual": "fused", "loss": "in_place", "optimizer": "one_pass"},
+    {"loss": "in_place", "accumulation": 2},
 ]
 
 

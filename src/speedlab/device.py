@@ -10,6 +10,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Capabilities:
     gpus: int = 0
     cores: int = 1
     compiler_problem: str | None = None  # why torch.compile cannot work here, None if it can
+    liger_problem: str | None = None  # the same of Liger's kernels
 
     @property
     def native_bfloat16(self) -> bool:
@@ -69,9 +71,12 @@ def capabilities() -> Capabilities:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not torch.cuda.is_available():
-        return Capabilities(device_type="cpu", cores=cores, compiler_problem=_cpu_compiler_problem())
+        return Capabilities(
+            device_type="cpu", cores=cores, compiler_problem=_cpu_compiler_problem(),
+            liger_problem="Liger's kernels need a GPU, and there is none here",
+        )  # fmt: skip
     properties = torch.cuda.get_device_properties(0)
-    capability = torch.cuda.get_device_capability(0)
+    capability = _no_more_than_asked(torch.cuda.get_device_capability(0))
     problem = (
         None if capability >= (7, 0) else f"Triton needs compute capability 7.0, this card has {_dots(capability)}"
     )
@@ -84,6 +89,7 @@ def capabilities() -> Capabilities:
         gpus=torch.cuda.device_count(),
         cores=cores,
         compiler_problem=problem,
+        liger_problem=None if find_spec("liger_kernel") else "liger-kernel is not installed: take the extra liger",
     )
 
 
@@ -101,6 +107,24 @@ def memory_limit_bytes() -> int | None:
     if not 0.0 < gib < 10_000.0:
         raise BadInput(f"{MEMORY_LIMIT_VARIABLE} is {text!r}: it must be a positive number of GiB, such as 14.5")
     return int(gib * 2**30)
+
+
+def _no_more_than_asked(real: tuple[int, int]) -> tuple[int, int]:
+    """The compute capability of an older card to adapt to, from SPEEDLAB_GPU_CAPABILITY, such as 7.5 for a T4.
+
+    Recipes are then chosen as on that card; the kernels stay those of the card that is there.
+    """
+    from speedlab.errors import BadInput
+
+    text = os.environ.get("SPEEDLAB_GPU_CAPABILITY")
+    if not text:
+        return real
+    major, dot, minor = text.partition(".")
+    if not (dot and major.isdigit() and minor.isdigit()) or (int(major), int(minor)) > real:
+        raise BadInput(
+            f"SPEEDLAB_GPU_CAPABILITY is {text!r}: it must be like 7.5, and at most {_dots(real)} on this card"
+        )
+    return int(major), int(minor)
 
 
 def adapt(recipe: Recipe, machine: Capabilities) -> tuple[Recipe, tuple[Substitution, ...]]:
@@ -163,6 +187,60 @@ def _max_autotune(recipe: Recipe, machine: Capabilities) -> Substitution | None:
     )  # fmt: skip
 
 
+def _one_pass(recipe: Recipe, machine: Capabilities) -> Substitution | None:
+    if recipe.optimizer != "one_pass" or recipe.precision in ("float32", "bfloat16_master"):
+        return None
+    return Substitution(
+        field="optimizer", asked=recipe.optimizer, used="fused", status="not_applicable",
+        reason=f"one-pass AdamW updates float32 masters of 16-bit weights, and precision {recipe.precision} has none",
+    )  # fmt: skip
+
+
+def _loss(recipe: Recipe, machine: Capabilities) -> Substitution | None:
+    if recipe.loss == "liger" and machine.liger_problem is not None:
+        return Substitution(field="loss", asked=recipe.loss, used="compiled", reason=machine.liger_problem)
+    if recipe.loss in ("liger", "in_place") and recipe.precision.startswith("float16"):
+        return Substitution(
+            field="loss", asked=recipe.loss, used="compiled", status="not_applicable",
+            reason="a gradient stored as float16 before the scaler multiplies it would vanish",
+        )  # fmt: skip
+    return None
+
+
+def _attention(recipe: Recipe, machine: Capabilities) -> Substitution | None:
+    if recipe.attention not in ("sdpa_cudnn", "sdpa_flash") or machine.native_bfloat16:
+        return None
+    if machine.device_type == "cpu" and recipe.attention == "sdpa_flash":
+        return None
+    where = "a CPU" if machine.device_type == "cpu" else f"compute capability {_dots(machine.capability)}"
+    return Substitution(
+        field="attention", asked=recipe.attention, used="sdpa",
+        reason=f"the kernels of {recipe.attention} need compute capability 8.0, this is {where}",
+    )  # fmt: skip
+
+
+def _without_triton(field: str, plain: str) -> Callable[[Recipe, Capabilities], Substitution | None]:
+    """A rule that takes the plain form of `field` on a GPU that cannot run Triton's kernels."""
+
+    def rule(recipe: Recipe, machine: Capabilities) -> Substitution | None:
+        used = getattr(recipe, field)
+        if machine.device_type == "cpu" or machine.compiler_problem is None or used not in ("fused", "in_place"):
+            return None
+        return Substitution(field=field, asked=used, used=plain, reason=machine.compiler_problem)
+
+    return rule
+
+
+def _fp8(recipe: Recipe, machine: Capabilities) -> Substitution | None:
+    if recipe.head_matmul == "same" or (machine.capability or (0, 0)) >= (8, 9):
+        return None
+    where = "a CPU" if machine.capability is None else f"compute capability {_dots(machine.capability)}"
+    return Substitution(
+        field="head_matmul", asked=recipe.head_matmul, used="same",
+        reason=f"{where} has no 8-bit units (they exist from 8.9)",
+    )  # fmt: skip
+
+
 def _data_parallel(recipe: Recipe, machine: Capabilities) -> Substitution | None:
     if recipe.data_parallel == 1:
         return None
@@ -179,7 +257,9 @@ def _data_parallel(recipe: Recipe, machine: Capabilities) -> Substitution | None
 
 
 RULES: tuple[Callable[[Recipe, Capabilities], Substitution | None], ...] = (
-    _bfloat16, _tf32, _pinned, _compile, _max_autotune, _data_parallel,
+    _bfloat16, _tf32, _pinned, _compile, _max_autotune, _one_pass, _loss, _attention, _fp8, _data_parallel,
+    _without_triton("loss", "plain"), _without_triton("feed_forward", "separate"),
+    _without_triton("residual", "separate"), _without_triton("qkv_backward", "separate"),
 )  # fmt: skip
 
 

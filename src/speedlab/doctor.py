@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from speedlab.device import Capabilities, adapt, capabilities
+from speedlab.doctor_software import cuda_toolkit, extension_build, stray_processes
 from speedlab.inert import inert_reason
 from speedlab.ladder import LADDERS, Ladder, Rung
+from speedlab.outlook import chapters_here, outlook_lines
 from speedlab.profile import Profile, get_profile
 
 # An environment with the CUDA build of torch takes about 8 GiB, a run's compile cache and records well under one.
@@ -33,7 +35,7 @@ class Check:
 
 
 def examine() -> dict[str, Any]:
-    """Everything at once, as plain values: `machine` (as in a record), `profile`, `checks`, `rungs`."""
+    """Everything at once, as plain values: `machine` (as in a record), `profile`, `checks`, `chapters`, `rungs`."""
     from speedlab.measuring.machine import describe_machine
 
     here = capabilities()
@@ -44,6 +46,7 @@ def examine() -> dict[str, Any]:
         "profile": profile.name,
         "profile_about": profile.about,
         "checks": [asdict(check) for check in checks(here, machine)],
+        "chapters": chapters_here(here, profile),
         "rungs": [what_runs(ladder, rung, profile, here) for ladder in LADDERS.values() for rung in ladder],
     }
 
@@ -63,6 +66,9 @@ def checks(here: Capabilities, machine: dict[str, Any]) -> list[Check]:
         ),
         _cores(here),
         _disk(Path.cwd()),
+        Check(**_named("CUDA toolkit", cuda_toolkit(machine["cuda"]))),
+        Check(**_named("building extensions", extension_build(here.cores))),
+        Check(**_named("processes left behind", stray_processes())),
     ]  # fmt: skip
 
 
@@ -89,20 +95,28 @@ def what_runs(ladder: Ladder, rung: Rung, profile: Profile, here: Capabilities) 
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The report for people: facts, then the rungs that do not run as the ladder asks."""
+    """The report for people, one screen: facts, what each chapter will do here, and a line for each ladder.
+
+    Reasons of the other ladders' rungs stand in the JSON form.
+    """
     width = max(len(check["name"]) for check in report["checks"])
     lines = []
     for check in report["checks"]:
         reason = f" ({check['reason']})" if check["reason"] else ""
         lines.append(f"{'ok' if check['ok'] else '--'}  {check['name']:<{width}}  {check['found']}{reason}")
     lines += ["", f"profile: {report['profile']}, {report['profile_about']}"]
+    lines += outlook_lines(report["chapters"])
+    counted = []
     for ladder in LADDERS.values():
         rungs = [row for row in report["rungs"] if row["ladder"] == ladder.name]
         unchanged = [row for row in rungs if row["runs"] == "as asked"]
-        lines += ["", f"ladder {ladder.name}: {len(unchanged)} of {len(rungs)} rungs run as asked"]
-        for row in rungs:
-            lines += [f"  {row['rung']}: {row['runs'].replace('_', ' ')}, {reason}" for reason in row["reasons"]]
+        counted.append(f"{ladder.name} {len(unchanged)} of {len(rungs)}")
+    lines.append(f"rungs that run as asked: {', '.join(counted)}")
     return "\n".join(lines)
+
+
+def _named(name: str, answer: tuple[bool, str, str | None]) -> dict[str, Any]:
+    return dict(zip(("name", "ok", "found", "reason"), (name, *answer), strict=True))
 
 
 def _value_before(ladder: Ladder, rung: Rung, field: str) -> Any:
@@ -157,8 +171,12 @@ def _compiler(here: Capabilities, machine: dict[str, Any]) -> Check:
     return Check(name="torch.compile", ok=True, found=f"C++ compiler {compiler}, Triton {machine['triton'] or 'none'}")
 
 
+# The chapters' attention: heads, tokens of the context, width of a head. One sequence, because the kernel is the same.
+ATTENTION_SHAPE = (1, 12, 1024, 64)
+
+
 def _attention_backends(here: Capabilities) -> list[Check]:
-    """Each kernel of scaled_dot_product_attention, tried on a small input in the format that training would use."""
+    """Each kernel of scaled_dot_product_attention, tried with the shapes and the format that the chapters use."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -170,13 +188,15 @@ def _attention_backends(here: Capabilities) -> list[Check]:
         backends |= {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     found = []
     for name, backend in backends.items():
-        qkv_BHTD = torch.zeros(1, 2, 128, 64, device=here.device_type, dtype=dtype)
+        qkv_BHTD = torch.zeros(ATTENTION_SHAPE, device=here.device_type, dtype=dtype)
         what = str(dtype).removeprefix("torch.")
         with warnings.catch_warnings(), sdpa_kernel(backend):
             warnings.simplefilter("ignore")  # torch lists what every other backend lacks; the one asked for is named
             try:
                 scaled_dot_product_attention(qkv_BHTD, qkv_BHTD, qkv_BHTD, is_causal=True)
-                found.append(Check(name=f"attention, {name}", ok=True, found=what))
+                # On a CPU "flash" is another program of the same idea, and says nothing about a GPU.
+                kind = what if on_gpu else f"{what}, the CPU's own kernel"
+                found.append(Check(name=f"attention, {name}", ok=True, found=kind))
             except RuntimeError as error:
                 reason = str(error).splitlines()[0].rstrip(".")
                 found.append(Check(name=f"attention, {name}", ok=False, found=f"not for {what}", reason=reason))

@@ -37,6 +37,16 @@ RULES: tuple[Inert, ...] = (
         reason="a vocabulary of {vocab_size} ids needs no padding",
     ),
     Inert(
+        field="qkv_backward",
+        holds=lambda recipe: not (recipe.qkv_bias and recipe.qkv_projection == "merged"),
+        reason="projection {qkv_projection} with bias {qkv_bias} has no joined gradient with a bias to sum for",
+    ),
+    Inert(
+        field="compile_options",
+        holds=lambda recipe: recipe.compile == "off",
+        reason="nothing is compiled, so the compiler's options are not read",
+    ),
+    Inert(
         field="data_parallel",
         holds=lambda recipe: recipe.data_parallel == 1,
         reason="one process trains alone here, with or without this change",

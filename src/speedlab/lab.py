@@ -62,11 +62,16 @@ class Lab:
         write_experiment(folder, self.live[name])
         clear_progress()
 
-    def show_table(self, name: str, columns: Mapping[str, str | Cell]) -> None:
+    def show_table(
+        self, name: str, columns: Mapping[str, str | Cell], *, where: Mapping[str, Any] | None = None
+    ) -> None:
         """The rows of an experiment, for each device that has them. columns: heading -> field of a row, or a function
-        of a row that gives the text. A row that was not measured shows its reason instead of numbers."""
+        of a row that gives the text. A row that was not measured shows its reason instead of numbers. where: values
+        that the rows to be shown must have."""
         for label, experiment in self.sets(name):
-            show_markdown(f"{label}:\n\n{rows_table(experiment.rows, columns)}")
+            rows = [row for row in experiment.rows if all(row.get(key) == want for key, want in (where or {}).items())]
+            if rows:
+                show_markdown(f"{label}:\n\n{rows_table(rows, columns)}")
 
     def show_figure(self, name: str, draw: Callable[[Experiment], Any]) -> None:
         """`draw(experiment)`, a matplotlib figure with alternative text, for each device that has measured rows."""

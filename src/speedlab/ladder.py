@@ -5,6 +5,7 @@ A rung is data. Nothing here measures or imports torch.
 
 from __future__ import annotations
 
+from speedlab.beyond import BEYOND
 from speedlab.derived_ladders import alone, removed, reordered_parent
 from speedlab.errors import check_choice
 from speedlab.recipe import Recipe
@@ -227,7 +228,9 @@ PRECISIONS = Ladder(
     ),
 )  # fmt: skip
 
-LADDERS: dict[str, Ladder] = {ladder.name: ladder for ladder in (NINE_STEPS, SIX_STEPS, ALONE, REMOVED, PRECISIONS)}
+LADDERS: dict[str, Ladder] = {
+    ladder.name: ladder for ladder in (NINE_STEPS, SIX_STEPS, ALONE, REMOVED, PRECISIONS, BEYOND)
+}
 
 
 def get_ladder(name: str) -> Ladder:

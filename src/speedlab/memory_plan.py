@@ -170,12 +170,13 @@ def loss_bytes(recipe: Recipe) -> int:
     """Logits and loss at their largest, in the backward pass of log_softmax.
 
     Three tensors of B x T x V: the log-probabilities that the forward pass kept, their gradient from nll_loss, and the
-    gradient of the logits that is being made. The logits themselves are gone by then. Autocast has log_softmax answer
-    in float32 (aten/src/ATen/autocast_mode.h), but read 16 bits and give its gradient in them. nll_loss also keeps ids.
+    gradient of the logits that is being made. The logits themselves are gone by then. nll_loss also keeps the ids.
+    Autocast on CUDA leaves log_softmax in 16 bits, because cross_entropy asks for the format of its input, and casts
+    what nll_loss reads: then the three are the log-probabilities, their float32 copy, and its gradient.
     """
     size = sizes_of(recipe)
-    each = 2 * size.stream + size.compute
-    return size.rows * recipe.padded_vocab_size * each + size.rows * INT64
+    formats = (size.compute, FLOAT32, FLOAT32) if size.autocast else (size.stream,) * 3
+    return size.rows * recipe.padded_vocab_size * sum(formats) + size.rows * INT64
 
 
 def not_modelled(recipe: Recipe) -> tuple[str, ...]:
@@ -210,10 +211,8 @@ def _block_backward(recipe: Recipe) -> int:
     inner = 4 * size.width * size.compute * (1 if recipe.layers == "native" or size.compiled else 3)
     squares = 0
     if recipe.attention in ("plain", "sdpa_math"):
-        if (
-            size.autocast and not size.compiled
-        ):  # the gradient of the softmax in float32, that of the scores in 16 bits,
-            squares = 4 * size.square  # less what was cast down
+        if size.autocast and not size.compiled:  # softmax backward in float32: two gradients, less what was cast down
+            squares = 6 * size.square
         else:  # the gradient of the probabilities; without dropout the softmax's own beside it
             squares = size.square * size.compute * (1 if recipe.dropout else 2)
         squares -= kept["feed-forward"] + layer_norm(recipe)  # the feed-forward part has gone backward already

@@ -16,7 +16,7 @@ from speedlab.publishing import chapter_words as words
 from speedlab.publishing.display import clear_progress, show_markdown, show_result, show_svg
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.figures_of_records import kernel_kinds, loss_curves, training_curves
-from speedlab.publishing.tables import compared_and_detail
+from speedlab.publishing.page_tables import page_tables
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_record, record_path, write_record
@@ -158,8 +158,7 @@ class Chapter:
         clear_progress()
 
     def _show_rows(self, records: Sequence[Record], label: str) -> None:
-        compared, detail = compared_and_detail(report_rows(records))
-        show_markdown(f"{label}:\n\n{compared.markdown()}\nThe same rows, in detail:\n\n{detail.markdown()}")
+        show_markdown(f"{label}:\n\n{page_tables(report_rows(records))}")
 
     def _live_label(self) -> str:
         profile = self._session.profile
@@ -193,8 +192,8 @@ def run_folder() -> Path | None:
 
 
 def own_run_folder(profile: str) -> Path:
-    """A new folder below ./runs for a chapter that somebody runs by hand."""
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{profile}"
+    """A new folder for a chapter that somebody runs by hand, below $SPEEDLAB_RUNS (a mounted drive, say) or ./runs."""
+    return Path(os.environ.get("SPEEDLAB_RUNS") or "runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{profile}"
 
 
 def _stored(run: Path, record: Record) -> Path:

@@ -18,7 +18,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "qkv_bias": (False, True),
     "causal_mask": ("stored", "on_the_fly"),
     "matmul_precision": ("highest", "high"),
-    "optimizer": ("for_loop", "default", "foreach", "fused"),
+    "optimizer": ("for_loop", "default", "foreach", "fused", "one_pass"),
     "host_memory": ("pageable", "pinned", "pinned_non_blocking", "double_buffered"),
     "precision": ("float32", "bfloat16", "bfloat16_master", "bfloat16_autocast", "float16_autocast"),
     "layers": ("handwritten", "native"),
@@ -27,6 +27,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "compile": ("off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "vocabulary": ("exact", "padded"),
     "checkpointing": ("off", "every_block", "every_second_block", "feed_forward", "selective", "offload"),
+    "loss": ("plain", "compiled", "liger", "in_place"),
+    "feed_forward": ("separate", "sigmoid", "fused"),
+    "residual": ("separate", "fused"),
+    "qkv_backward": ("separate", "fused"),
+    "compile_options": ("none", "coordinate_descent", "no_mix_order_reduction"),
+    "head_matmul": ("same", "fp8_forward"),
 }
 
 # Padding to a multiple of 64 ids keeps every row of the logits on a 128-byte boundary in 16-bit types.
@@ -63,6 +69,14 @@ class Recipe:
     vocabulary: str = "exact"  # "padded" rounds the rows of the table and the head up to a multiple of 64
     micro_batch: int = 8  # sequences per forward pass on each device
     data_parallel: int = 1  # processes, one GPU each
+
+    # What ladder "beyond" changes.
+    loss: str = "plain"  # "compiled": in one graph with the model; "in_place": the gradient takes the logits' place
+    feed_forward: str = "separate"  # "sigmoid": GELU written by a sigmoid; "fused": with its bias in one kernel
+    residual: str = "separate"  # "fused": residual addition, bias and LayerNorm in one kernel each way
+    qkv_backward: str = "separate"  # "fused": gradients joined and their bias gradient summed in one kernel
+    compile_options: str = "none"
+    head_matmul: str = "same"
 
     # Not a rung of the ten chapters.
     accumulation: int = 1  # micro-batches per optimizer step
@@ -123,6 +137,13 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def fastest(cls, machine: Any = None) -> Recipe:
+        """Preset `fastest` as `machine` (`device.Capabilities`; None: this one) can run it."""
+        from speedlab.presets import preset_for
+
+        return preset_for("fastest", machine)[0]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,32 +74,42 @@ def kernels(
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(help="Key of an experiment; --list shows them.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Keys of experiments; --list shows them.")] = None,
     profile: ProfileName = "auto",
     corpus: CorpusName = "standard-library",
     out: Annotated[Path | None, typer.Option(help="Write the result below this folder.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run one experiment of the labs on this machine."""
+    """Run experiments of the labs on this machine, several in one session."""
     from speedlab.labs.registry import EXPERIMENTS, get_entry
 
     if list_only:
         print("\n".join(f"{entry.name}  {entry.question}" for entry in EXPERIMENTS.values()))
         return
-    if name is None:
+    if not names:
         raise BadInput("which experiment? name one that `speedlab experiment --list` shows")
-    get_entry(name)
+    for name in names:
+        get_entry(name)
+    from speedlab.measuring.experiments import open_bench
+
+    bench = open_bench(profile, corpus) if len(names) > 1 else None
+    whole = [
+        _one_experiment(name, profile=profile, corpus=corpus, out=out, bench=bench, as_json=as_json) for name in names
+    ]
+    if not all(whole):
+        raise typer.Exit(1)
+
+
+def _one_experiment(name: str, *, as_json: bool, **how: Any) -> bool:
+    """Run and print one; whether no row of it ended in an error."""
     from speedlab.measuring.experiments import run_experiment
 
     with Progress() as progress:
-        done = run_experiment(
-            name, profile=profile, corpus=corpus, out=out, report=lambda event: progress.show(event_text(event), 0, 0)
-        )
+        done = run_experiment(name, report=lambda event: progress.show(event_text(event), 0, 0), **how)
     if as_json:
         print(json.dumps(done.to_dict(), indent=1))
     else:
         plain = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in done.rows]
         print_plain_rows(plain)
-    if any(row["status"] in ("error", "contract_failed") for row in done.rows):
-        raise typer.Exit(1)
+    return not any(row["status"] in ("error", "contract_failed") for row in done.rows)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from speedlab.commands.shared import print_rows
-from speedlab.errors import check_choice
+from speedlab.errors import BadInput, check_choice
 
 FORMATS = ("table", "markdown", "csv", "json")
 
@@ -37,9 +37,18 @@ def compare(
     a: Annotated[str, typer.Argument(help="Folder of records.")],
     b: Annotated[str, typer.Argument(help="Another one; by default the committed records.")] = "published",
     form: Annotated[str, typer.Option("--format", help="table, markdown, json")] = "table",
+    figure: Annotated[Path | None, typer.Option(help="Draw it too, into this new SVG file.")] = None,
 ) -> None:
     """Put two folders of records side by side: what is faster, and what differs."""
     from speedlab.publishing.compare import FORMATS, compare_folders, render_comparison
 
     check_choice("format", form, FORMATS)
-    print(render_comparison(compare_folders(a, b), form), end="")
+    comparison = compare_folders(a, b)
+    if figure is not None:
+        from speedlab.publishing.figure_of_comparison import comparison_figure
+        from speedlab.publishing.plotting import save_svg
+
+        if figure.suffix != ".svg":
+            raise BadInput(f"cannot draw into {figure}: the name of the figure must end in .svg")
+        save_svg(comparison_figure(comparison), figure)
+    print(render_comparison(comparison, form), end="")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from speedlab.memory_plan import parameter_tensors, total_parameters
+from speedlab.number_formats import FORMATS, round_to
 from speedlab.recipe import Recipe
 from speedlab.work import attention_flops_per_token, nominal_flops_per_token
 
@@ -37,9 +36,7 @@ def activation_bytes(recipe: Recipe, number_format: str) -> int:
 
 def to_bfloat16(value: float) -> float:
     """The nearest bfloat16, ties to even; finite values only."""
-    bits = struct.unpack("<I", struct.pack("<f", value))[0]
-    bits += 0x7FFF + ((bits >> 16) & 1)
-    return struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0]
+    return round_to(value, FORMATS["bfloat16"])
 
 
 def lost_above(update: float) -> float:

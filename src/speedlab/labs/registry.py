@@ -82,6 +82,52 @@ ENTRIES: tuple[Entry, ...] = (
         name="accumulation", function="speedlab.labs.accumulation:run",
         question="What does gradient accumulation cost in speed and memory, and does it give the same gradients?",
     ),
+    Entry(
+        name="precision_formats", function="speedlab.labs.precision:precision_formats",
+        question="Which gradients and updates of this model are lost in which number format?",
+    ),
+    Entry(
+        name="attention_sweep", function="speedlab.labs.attention:attention_sweep",
+        question="How long does attention take, and how much memory, by which kernel and at which context?",
+    ),
+    Entry(
+        name="attention_traffic", function="speedlab.labs.dram_traffic:attention_traffic", gpu=True,
+        question="How many bytes does attention move between memory and chip, counted and measured?",
+    ),
+    Entry(
+        name="compile_modes", function="speedlab.labs.compiling:compile_modes",
+        question="What does torch.compile fuse, where does it break or compile again, and when is it paid back?",
+    ),
+    Entry(
+        name="beyond_parts",
+        question="What does each part of the fastest step take alone, and what would other ways take?",
+        function="speedlab.labs.beyond_parts:parts",
+        gpu=True,
+    ),
+    Entry(
+        name="beyond_kernels",
+        question="Which kernels run in a step of the fastest recipe, and in one before its fused kernels?",
+        function="speedlab.labs.beyond:kernels",
+        gpu=True,
+    ),
+    Entry(
+        name="beyond_quick",
+        question="Which of the candidates for the fastest recipe wins?",
+        function="speedlab.labs.beyond:quick",
+        gpu=True,
+    ),
+    Entry(
+        name="beyond_sizes",
+        question="Does the fastest recipe win at 350M as well, and when is its compilation paid back?",
+        function="speedlab.labs.beyond:sizes",
+        gpu=True,
+    ),
+    Entry(
+        name="beyond_curves",
+        question="Does the fastest recipe train as plain autocast does?",
+        function="speedlab.labs.beyond:curves",
+        gpu=True,
+    ),
 )  # fmt: skip
 EXPERIMENTS: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from speedlab.errors import BadInput, NotAvailable
@@ -26,3 +26,16 @@ def attempt(make: Callable[[], dict[str, Any]], **what: Any) -> dict[str, Any]:
     except Exception as error:
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
         return {**what, "status": "error", "reason": f"{type(error).__name__}: {first[:300]}"}
+
+
+def attempt_all(make: Callable[[], Iterable[dict[str, Any]]], **what: Any) -> list[dict[str, Any]]:
+    """The rows of `make`, each together with `what`; where it fails, those before it and one with the reason."""
+    rows: list[dict[str, Any]] = []
+
+    def collect() -> dict[str, Any]:
+        for row in make():
+            rows.append({**what, "status": "measured", "reason": None, **row})
+        return {}
+
+    outcome = attempt(collect, **what)
+    return rows if outcome["status"] == "measured" else [*rows, outcome]

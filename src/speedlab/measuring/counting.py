@@ -64,7 +64,7 @@ def aligned_head(recipe: Recipe) -> Matmul | None:
 
 # AdamW reads weight, gradient and two moments and writes three of them; one launch per arithmetic operation instead
 # of one in all goes through memory three times as often.
-OPTIMIZER_PASSES = {"fused": 7, "default": 21, "foreach": 21, "for_loop": 21}
+OPTIMIZER_PASSES = {"fused": 7, "one_pass": 7, "default": 21, "foreach": 21, "for_loop": 21}
 OPERATIONS_OF_ADAMW = 8
 # PyTorch's multi-tensor kernels take at most 320 blocks of 65,536 elements per launch.
 ELEMENTS_PER_MULTI_TENSOR_LAUNCH = 320 * 65_536
@@ -84,6 +84,10 @@ def optimizer(recipe: Recipe) -> Passes:
     moved = float(passes) * weights * item
     if recipe.precision == "bfloat16_master":  # 16-bit gradients in, float32 gradients made, 16-bit weights out
         moved += 2.0 * weights * (1 + 1) + 4.0 * weights
+    if recipe.optimizer == "one_pass":
+        narrow = 2.0 * weights * (1 + 1)  # 16-bit gradients in and weights out, float32 all else
+        moved = 6.0 * weights * 4 + narrow if recipe.precision == "bfloat16_master" else moved
+        return Passes("optimizer", "streamed", item, moved, 1.0)
     operations = 1 if recipe.optimizer == "fused" else OPERATIONS_OF_ADAMW
     if recipe.optimizer == "for_loop":
         launches = float(operations * tensors_of(recipe))

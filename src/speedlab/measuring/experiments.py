@@ -70,6 +70,12 @@ def run_experiment(
     return experiment
 
 
+def open_bench(profile: str = "auto", corpus: str = "standard-library") -> Workbench:
+    """The workbench that several experiments of one session share."""
+    machine = capabilities()
+    return Workbench(get_profile(profile, gpu_memory_bytes=machine.gpu_memory_bytes), machine, corpus=corpus)
+
+
 def _one_line(row: dict) -> str:
     """The row without its long lists, for whoever watches."""
     return ", ".join(f"{name} {value}" for name, value in row.items() if not isinstance(value, list | dict))

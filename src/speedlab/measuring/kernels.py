@@ -40,6 +40,8 @@ GPU_KINDS: tuple[tuple[str, str], ...] = (
     ("matmul, ordinary", r"(gemm|gemv|simt|cutlass|cublasLt)"),
     # Inductor's own matmul (max-autotune). Its name does not hold the number format: see `in_format`.
     ("matmul, Tensor Cores", INDUCTOR_MATMUL),
+    # Our own, in `speedlab.fused`.
+    ("fused", r"^(gelu|residual_norm)_(for|back)ward_kernel|^(join|scale)_kernel"),
     ("fused", r"^triton_"),
     ("normalization", r"[Ll]ayer_?[Nn]orm|GammaBeta"),
     ("softmax and loss", r"[Ss]oft_?[Mm]ax|nll_loss|cross_entropy"),

@@ -91,8 +91,8 @@ def eager_block(recipe: Recipe) -> list[Passes]:
     add(NORMS, "vectorized", stream, 2 * (3 + 3) * width, 2 * 2)
     if recipe.dropout:
         passes += _dropout(NORMS, inner, 2 * width, 2)
-    biases = 1 + 4 + 1 + 3 * recipe.qkv_bias  # output projection, feed-forward up and down, q/k/v
-    add(NORMS, "column sum", inner, biases * width, 3 + (recipe.qkv_bias * (1 if merged(recipe) else 3)))
+    biases, sums = bias_gradients(recipe)
+    add(NORMS, "column sum", inner, biases * width, sums)
     # The three gradients of q, k and v are joined (merged), or the three of their input are added up.
     add(NORMS, "vectorized", inner, 6 * width, 1 if merged(recipe) else 2)
     if writes_scores(recipe):
@@ -108,6 +108,17 @@ def eager_block(recipe: Recipe) -> list[Passes]:
     if recipe.precision.endswith("autocast"):
         passes += _autocast_casts(recipe, width)
     return passes
+
+
+def bias_gradients(recipe: Recipe) -> tuple[int, int]:
+    """What is read once more for sums over all tokens, in tensors of the width, and how many kernels do it.
+
+    Output projection, feed-forward up and down, q/k/v; a fused kernel sums what it writes anyway.
+    """
+    stream, inner = recipe.residual == "separate", recipe.feed_forward != "fused"
+    projection = recipe.qkv_bias and not (recipe.qkv_backward == "fused" and merged(recipe))
+    sums = 2 * stream + inner + projection * (1 if merged(recipe) else 3)
+    return 2 * stream + 4 * inner + 3 * projection, sums
 
 
 def merged(recipe: Recipe) -> bool:
@@ -145,7 +156,7 @@ def compiled_block(recipe: Recipe) -> list[Passes]:
     norms = 2 * width * (4 * stream + mask)
     norm_gradients = 2 * width * ((4 + (recipe.dropout > 0)) * stream + mask)
     gelu = 4 * width * (2 + 3) * inner
-    biases = (1 + 4 + 1 + 3 * recipe.qkv_bias) * width * inner
+    biases = bias_gradients(recipe)[0] * width * inner
     joining = 6.0 * width * inner if merged(recipe) else 2 * width * inner
     # Kernels: the norms 1 + 5 each (their weights are summed in stages), GELU 2, biases 5, the rest 1. With dropout the
     # forward norm draws random numbers.
@@ -163,6 +174,11 @@ def compiled_block(recipe: Recipe) -> list[Passes]:
     return passes
 
 
+# Passes over the logits in their own format. Compiled with the model: two readings forward, a third one backward that
+# writes the gradient. In place: two readings and one writing.
+LOSS_PASSES = {"compiled": 4, "liger": 3, "in_place": 3}
+
+
 def _ends(recipe: Recipe) -> list[Passes]:
     """Before the first layer and after the last: look-ups, the last norm, logits and loss."""
     stream, inner = stream_bytes(recipe), activation_bytes(recipe)
@@ -176,10 +192,13 @@ def _ends(recipe: Recipe) -> list[Passes]:
     norm = {"vectorized": (1 + 3, 2)} if compiled else NORM[recipe.layers]
     passes += [Passes(NORMS, kind, stream, n * width * stream, launches) for kind, (n, launches) in norm.items()]
     # log_softmax reads three times and writes once, its gradient reads three times and writes once, and the gradient
-    # of the loss starts from zeros: the same eager kernels in every recipe, for the loss is outside the compiled graph.
+    # of the loss starts from zeros: the eager kernels of every recipe whose loss is outside the compiled graph.
     # Five more kernels work on single numbers.
-    item = 4 if recipe.precision.endswith("autocast") else inner
     logits = float(tokens * recipe.padded_vocab_size)
+    if one_kernel := LOSS_PASSES.get(recipe.loss if compiled or recipe.loss != "compiled" else "plain"):
+        passes.append(Passes(LOSS, "streamed", inner, one_kernel * logits * inner, 3))
+        return passes
+    item = 4 if recipe.precision.endswith("autocast") else inner
     passes.append(Passes(LOSS, "streamed", item, (4 + 4 + 1) * logits * item, 5 + 5))
     if recipe.precision.endswith("autocast"):
         passes.append(Passes("casts of autocast", "streamed", 4, 2 * 6 * (logits + table), 4))

@@ -103,7 +103,7 @@ def measure_variant(
         start_fresh(device)
         step, batches = start_variant(recipe, weights, tokens, place)
         first_step_s = [seconds_of(partial(step, batches), device)]
-    cache = _compile_cache()
+    cache = compile_cache()
     watcher = watch(device)
     reset_peak(device)
     for _ in range(plan.warmup_steps):
@@ -247,7 +247,7 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _compile_cache() -> str:
+def compile_cache() -> str:
     """ "warm" when every compiled graph came from a cache on disk, otherwise "cold"."""
     misses = counters["inductor"]["fxgraph_cache_miss"] + counters["aot_autograd"]["autograd_cache_miss"]
     hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]

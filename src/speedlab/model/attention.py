@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from speedlab.fused.qkv import project_qkv
 from speedlab.recipe import Recipe
 
 
@@ -132,6 +133,25 @@ class MergedProjection(nn.Module):
 PROJECTIONS = {"separate": SeparateProjections, "merged": MergedProjection}
 
 
+class FusedBackwardProjection(MergedProjection):
+    """The same with the joining of the three gradients and their bias gradient in one pass."""
+
+    def forward(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_BTC, k_BTC, v_BTC = project_qkv(x_BTC, self.qkv.weight, self.qkv.bias)
+        return (
+            split_heads(q_BTC, self.num_heads),
+            split_heads(k_BTC, self.num_heads),
+            split_heads(v_BTC, self.num_heads),
+        )
+
+
+def projection(recipe: Recipe) -> nn.Module:
+    """What `qkv_projection` says; `qkv_backward` has a say where there are gradients to join and a bias to sum for."""
+    if recipe.qkv_backward == "fused" and recipe.qkv_projection == "merged" and recipe.qkv_bias:
+        return FusedBackwardProjection(recipe)
+    return PROJECTIONS[recipe.qkv_projection](recipe)
+
+
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
     """(B, T, C) -> (B, H, T, D), a view."""
     batch, num_tokens, width = x_BTC.shape
@@ -143,11 +163,15 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        self.project = PROJECTIONS[recipe.qkv_projection](recipe)
+        self.project = projection(recipe)
         self.attend = ATTENTION[recipe.attention](recipe)
         self.out = nn.Linear(recipe.embedding_width, recipe.embedding_width)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
+    def mixed(self, x_BTC: Tensor) -> Tensor:
+        """What goes into the output projection: (B, T, C) -> (B, T, C)."""
         q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
         mixed_BHTD = self.attend(q_BHTD, k_BHTD, v_BHTD)
-        return self.out(mixed_BHTD.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, C)
+        return mixed_BHTD.transpose(1, 2).flatten(2)  # (B, H, T, D) -> (B, T, C)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return self.out(self.mixed(x_BTC))

@@ -11,37 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedlab.errors import check_choice
+from speedlab.number_formats import FORMATS
 from speedlab.publishing import svg
 from speedlab.publishing.diagrams_attention import causal_block_skipping, flash_attention_tiling, hbm_traffic
 from speedlab.records.store import write_text_atomic
 
-
-@dataclass(frozen=True, kw_only=True)
-class NumberFormat:
-    """A binary floating-point format with one sign bit; `stored_bits` counts unused ones too."""
-
-    name: str
-    exponent_bits: int
-    fraction_bits: int
-    stored_bits: int
-
-    @property
-    def largest(self) -> float:
-        """Largest finite value: all fraction bits set, the exponent one below the pattern kept for infinity."""
-        return (2 - 2.0**-self.fraction_bits) * 2.0 ** (2 ** (self.exponent_bits - 1) - 1)
-
-    @property
-    def step_at_one(self) -> float:
-        """Distance from 1 to the next larger value (eps)."""
-        return 2.0**-self.fraction_bits
-
-
-NUMBER_FORMATS = (
-    NumberFormat(name="float32", exponent_bits=8, fraction_bits=23, stored_bits=32),
-    NumberFormat(name="TF32", exponent_bits=8, fraction_bits=10, stored_bits=32),
-    NumberFormat(name="bfloat16", exponent_bits=8, fraction_bits=7, stored_bits=16),
-    NumberFormat(name="float16", exponent_bits=5, fraction_bits=10, stored_bits=16),
-)
+NUMBER_FORMATS = tuple(FORMATS[name] for name in ("float32", "TF32", "bfloat16", "float16"))
 
 
 @dataclass(frozen=True, kw_only=True)

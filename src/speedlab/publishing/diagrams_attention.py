@@ -1,7 +1,7 @@
 """Diagrams of attention: tiles with a running maximum and sum, memory traffic, and the tiles that causality skips.
 
-Every number in them is computed here, by the algorithm or by a formula. Nothing here is measured, and nothing knows
-which page shows it.
+Every number in them is computed, by the package's own tiled attention or by a formula. Nothing here is measured, and
+nothing knows which page shows it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from speedlab.attention_work import attention_traffic, causal_tiles
 from speedlab.errors import BadInput
 from speedlab.publishing import svg
 
@@ -34,64 +35,32 @@ class TileStep:
 
 
 def online_softmax_steps(scores: Sequence[float], values: Sequence[float], tile: int) -> list[TileStep]:
-    """Attention of one query row over its keys, `tile` keys at a time, as FlashAttention does it.
+    """Attention of one query row over its keys, `tile` keys at a time, by `tiled_attention`'s own walk over the keys.
 
     `scores` are query times key, `values` one number per key (a head of width 1). After the last step
     `new_output / new_sum` is exactly softmax(scores) times values, although no step saw all scores.
     """
     if len(scores) != len(values) or not scores or tile < 1:
         raise BadInput(f"{len(scores)} scores, {len(values)} values and tiles of {tile}: give one value for each score")
+    import torch
+
+    from speedlab.model.tiled_attention import visit_key_tiles
+
+    # A query of 1 and a head of width 1, so that the keys are the scores.
+    query, keys, column = (torch.tensor(x, dtype=torch.float64)[:, None] for x in ([1.0], scores, values))
     steps: list[TileStep] = []
-    running_max, running_sum, output = -math.inf, 0.0, 0.0
-    for first in range(0, len(scores), tile):
-        part = tuple(scores[first : first + tile])
-        new_max = max(running_max, *part)
-        rescale = math.exp(running_max - new_max)  # 0 for the first tile
-        weights = tuple(math.exp(score - new_max) for score in part)
-        new_sum = running_sum * rescale + sum(weights)
-        weighted = sum(weight * value for weight, value in zip(weights, values[first : first + tile], strict=True))
-        new_output = output * rescale + weighted
+    old_max, old_sum, old_output = -math.inf, 0.0, 0.0
+    for state in visit_key_tiles(query, keys, column, causal=False, key_tile=tile):
+        new_max, new_sum, new_output = (x.item() for x in (state.running_max, state.running_sum, state.output))
         steps.append(
             TileStep(
-                first=first, scores=part, old_max=running_max, new_max=new_max, rescale=rescale, weights=weights,
-                old_sum=running_sum, new_sum=new_sum, old_output=output, new_output=new_output,
+                first=state.first_key, scores=tuple(state.scores[0].tolist()), old_max=old_max, new_max=new_max,
+                rescale=state.rescale.item(), weights=tuple(state.weights[0].tolist()),
+                old_sum=old_sum, new_sum=new_sum, old_output=old_output, new_output=new_output,
             )
         )  # fmt: skip
-        running_max, running_sum, output = new_max, new_sum, new_output
+        old_max, old_sum, old_output = new_max, new_sum, new_output
     return steps
-
-
-def attention_traffic(
-    *, batch: int, context: int, heads: int, head_width: int, bytes_per_value: int, query_tile: int = 128
-) -> dict[str, dict[str, float]]:
-    """Bytes that the forward pass of one causal attention layer moves between memory and chip, by formula.
-
-    `plain`: query times key writes the scores, softmax reads them and writes the probabilities, and the product with
-    the values reads those: four passes over a context x context matrix per head (mask, scaling and dropout as
-    kernels of their own would add more). `tiled`: the queries, the output and one float32 log-sum-exp per row pass
-    once; keys and values are read again for every tile of `query_tile` query rows, up to the diagonal. That is an
-    upper bound for tiled: most of the repeated reads are answered by the cache on the chip.
-    """
-    tokens = batch * context * heads
-    vectors = tokens * head_width * bytes_per_value  # one of queries, keys, values, output
-    matrix = tokens * context * bytes_per_value
-    tiles = math.ceil(context / query_tile)
-    passes = (tiles + 1) / 2  # tile i reads i of the tiles' keys
-    return {
-        "plain": {"queries, keys, values, output": 4 * vectors, "scores": 2 * matrix, "probabilities": 2 * matrix},
-        "tiled": {
-            "queries and output": 2 * vectors,
-            "keys and values, once": 2 * vectors,
-            "keys and values, again": 2 * vectors * (passes - 1),
-            "log-sum-exp": tokens * 4,
-        },
-    }
-
-
-def causal_tiles(context: int, tile: int) -> dict[str, int]:
-    """How many square tiles of the score matrix a causal kernel computes whole, masks inside, and skips."""
-    rows = math.ceil(context / tile)
-    return {"whole": rows * (rows - 1) // 2, "masked": rows, "skipped": rows * (rows - 1) // 2}
 
 
 EXAMPLE_SCORES = (2.0, 1.0, 4.0, 3.0, 5.0, 1.0)

@@ -13,18 +13,21 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speedlab.errors import BadInput, NotAvailable, check_choice
+from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
+from speedlab.publishing.chapter_process import kernel_status_path
+from speedlab.publishing.outcome import count_oom_kills, outcome_of
 from speedlab.publishing.run_folder import Chapter, Run
 from speedlab.records.store import write_text_atomic
 
 DEFAULT_KERNEL = "python3"
-DEAD_KERNEL = 138  # papermill's exit status when the kernel is gone
 GRACE_S = 10  # for a process that was asked to end
+STOP_S = 0.5  # how often a chapter in a thread looks whether it is to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,11 @@ class Limits:
 
     cell_s: int = 1_800
     chapter_s: int = 5_400
+
+    def __post_init__(self) -> None:
+        for name, value in (("cell", self.cell_s), ("chapter", self.chapter_s)):
+            if value < 1:
+                raise BadInput(f"the time limit of a {name} is {value} s: it must be at least 1 s")
 
 
 def read_source(source: Path) -> Any:
@@ -55,14 +63,20 @@ def convert(source: Path, target: Path) -> None:
 
 
 def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
-    """Refuse a chapter that lacks one of the parameters: papermill itself would only log it and run the defaults."""
+    """Refuse a chapter that lacks one of the parameters, or says another type of it than the value has.
+
+    papermill itself would only log an unknown name and run the defaults.
+    """
     import papermill
 
-    known = list(papermill.inspect_notebook(str(notebook)))
-    for name in parameters:
+    known = papermill.inspect_notebook(str(notebook))
+    for name, value in parameters.items():
         if name not in known:
             has = f"has {', '.join(known)}" if known else "has no cell tagged parameters"
             raise BadInput(f"chapter {notebook.stem} has no parameter {name!r}: its source {has}")
+        wanted, given = known[name]["inferred_type_name"], type(value).__name__
+        if wanted not in ("None", given):
+            raise BadInput(f"chapter {notebook.stem} takes {name} as {wanted}: {value!r} is of type {given}")
 
 
 def check_kernel(kernel: str) -> None:
@@ -96,39 +110,49 @@ def _bin_folder() -> Path:
     return Path(sys.executable).parent.resolve()
 
 
-def run_chapter(run: Run, chapter: Chapter, notebook: Path, limits: Limits) -> None:
-    """Execute one chapter, put its page in place if it is sound, and note what became of it in the summary."""
+def run_chapter(
+    run: Run, chapter: Chapter, notebook: Path, limits: Limits, stop: threading.Event | None = None
+) -> None:
+    """Execute one chapter, put its page in place if it is sound, and note what became of it in the summary.
+
+    stop: for a call outside of the main thread, which no signal reaches; when it is set, the chapter is interrupted.
+    """
     output = notebook.with_name(f"{chapter.chapter}.executed.ipynb")
     log = run.folder / "logs" / f"{chapter.chapter}.log"
     chapter.status, chapter.reason, chapter.records = "interrupted", "it was stopped", []
-    started = time.monotonic()
+    started, killed = time.monotonic(), count_oom_kills()
     log.parent.mkdir(parents=True, exist_ok=True)
     run.write()
     try:
-        status = _papermill(run, notebook, output, log, limits)
+        status = _papermill(run, chapter, notebook, output, log, limits, stop or threading.Event())
         chapter.seconds = round(time.monotonic() - started, 1)
-        chapter.reason = _settle(run, chapter, output, log, status, limits)
-        chapter.status = "failed" if chapter.reason else "completed"
+        chapter.status, chapter.reason = _settle(run, chapter, output, log, status, limits, killed)
     finally:
         chapter.seconds = round(time.monotonic() - started, 1)
         run.write()
 
 
-def _papermill(run: Run, notebook: Path, output: Path, log: Path, limits: Limits) -> int | None:
-    """papermill's exit status, None when the chapter took too long. A signal to this process ends the kernel too."""
-    command = [
-        sys.executable, "-m", "papermill", str(notebook), str(output), "--kernel", run.kernel,
-        "--parameters_yaml", json.dumps(run.parameters), "--cwd", str(run.folder), "--no-progress-bar",
-        "--execution-timeout", str(limits.cell_s),
-    ]  # fmt: skip
+def _papermill(
+    run: Run, chapter: Chapter, notebook: Path, output: Path, log: Path, limits: Limits, stop: threading.Event
+) -> int | None:
+    """The exit status of `chapter_process`, None when it took too long. A signal here ends the kernel too."""
+    request = {
+        "notebook": str(notebook), "output": str(output), "kernel": run.kernel, "folder": str(run.folder),
+        "parameters": run.parameters(chapter), "cell_s": limits.cell_s, "parent": os.getpid(),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "speedlab.publishing.chapter_process", json.dumps(request)]
     with open(log, "wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=_environment(run),
             start_new_session=True,
         )  # fmt: skip
+        end = time.monotonic() + limits.chapter_s
         try:
-            return process.wait(timeout=limits.chapter_s)
-        except subprocess.TimeoutExpired:
+            while time.monotonic() < end:
+                if stop.is_set():
+                    raise SpeedLabError(f"{chapter.chapter} was stopped")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(timeout=min(STOP_S, limits.chapter_s))
             return None
         finally:
             _end(process)
@@ -167,8 +191,13 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _settle(run: Run, chapter: Chapter, output: Path, log: Path, status: int | None, limits: Limits) -> str | None:
-    """Move the executed notebook to its page when it is sound, otherwise to `failed/`; why not, or None."""
+def _settle(
+    run: Run, chapter: Chapter, output: Path, log: Path, status: int | None, limits: Limits, killed: int
+) -> tuple[str, str | None]:
+    """Move the executed notebook to its page when it is sound, otherwise to `failed/`; its status, and why.
+
+    killed: how many processes Linux had killed for memory before.
+    """
     import nbformat
 
     from speedlab.publishing.executed import final_result
@@ -176,31 +205,27 @@ def _settle(run: Run, chapter: Chapter, output: Path, log: Path, status: int | N
     try:
         notebook = nbformat.read(output, as_version=4)
     except (OSError, ValueError):  # papermill never came to write it, or was stopped while it did
-        return f"papermill ended with status {status}: {_last_line(log)}"
+        return "failed", f"papermill ended with status {status}: {_last_line(log)}"
     _hide_paths(notebook, run)
-    problem = _problem(run, chapter, notebook, log, status, limits)
+    outcome, reason = outcome_of(
+        notebook, chapter.chapter, status, run=run.folder, asked=run.parameters(chapter), limits=limits,
+        kernel_status=_kernel_status(output), oom_kills=count_oom_kills() - killed,
+        log=log.read_text(encoding="utf-8", errors="replace"),
+    )  # fmt: skip
     failed = run.folder / "failed" / f"{chapter.chapter}.ipynb"
-    write_text_atomic(failed if problem else run.page(chapter.chapter), nbformat.writes(notebook))
-    if problem is None:
+    write_text_atomic(failed if reason else run.page(chapter.chapter), nbformat.writes(notebook))
+    if reason is None:
         result = final_result(notebook)
         chapter.session, chapter.records = result["session"], result["records"]
         failed.unlink(missing_ok=True)
-    return problem
+    return outcome, reason
 
 
-def _problem(run: Run, chapter: Chapter, notebook: Any, log: Path, status: int | None, limits: Limits) -> str | None:
-    from speedlab.publishing.executed import first_error, last_started_cell, problems_of
-
-    where = last_started_cell(notebook) or "its first cell"
-    if status is None:
-        return f"stopped after {limits.chapter_s} s in {where}"
-    if status == DEAD_KERNEL:
-        return f"the kernel was killed in {where}, probably out of memory: free some, or use a smaller --profile"
-    if status and "CellTimeoutError" in log.read_text(encoding="utf-8", errors="replace"):
-        return f"{where} took longer than {limits.cell_s} s"
-    if status:
-        return first_error(notebook) or f"papermill ended with status {status}: {_last_line(log)}"
-    return "; ".join(problems_of(notebook, chapter.chapter, run=run.folder, asked=run.parameters)) or None
+def _kernel_status(output: Path) -> int | None:
+    try:
+        return int(kernel_status_path(output).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _hide_paths(notebook: Any, run: Run) -> None:

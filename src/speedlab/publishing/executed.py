@@ -55,13 +55,21 @@ def last_started_cell(notebook: NotebookNode) -> str | None:
     return f"code cell {number} ({first[:60]})"
 
 
+def error_outputs(notebook: NotebookNode) -> list[tuple[int, NotebookNode]]:
+    """(number of the code cell, error output) for each error that a cell raised."""
+    code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [
+        (number, output)
+        for number, cell in enumerate(code_cells, start=1)
+        for output in cell.outputs
+        if output.output_type == "error"
+    ]
+
+
 def first_error(notebook: NotebookNode) -> str | None:
     """`Name: message` of the first error output, with the number of its cell, in one line; None without an error."""
-    code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for number, cell in enumerate(code_cells, start=1):
-        for output in cell.outputs:
-            if output.output_type == "error":
-                return f"code cell {number}: {_one_line(f'{output.ename}: {output.evalue}')}"
+    for number, output in error_outputs(notebook):
+        return f"code cell {number}: {_one_line(f'{output.ename}: {output.evalue}')}"
     return None
 
 

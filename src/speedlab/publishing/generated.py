@@ -19,12 +19,14 @@ from speedlab.publishing.attribution_table import attribution_section
 from speedlab.publishing.diagrams import write_diagrams
 from speedlab.publishing.folklore_page import folklore_section
 from speedlab.publishing.memory_parts import memory_section
+from speedlab.publishing.page_tables import page_tables
 from speedlab.publishing.referee_tables import determinism_section, harness_section, loss_section
-from speedlab.publishing.tables import Row, by_ladder, compared_and_detail, published_table
+from speedlab.publishing.tables import Row, by_ladder, published_table, table_title
 from speedlab.records.experiment import committed_experiments, read_experiments
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_records, reading_order, write_text_atomic
+from speedlab.troubleshooting import troubleshooting_section
 
 FOLDER = "_generated"
 
@@ -62,6 +64,7 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     writer.fragment("harness_overhead", harness_section(experiments))
     writer.fragment("determinism", determinism_section(experiments))
     writer.fragment("loss_against_time", loss_section(experiments, writer.figure))
+    writer.fragment("troubleshooting", troubleshooting_section())
     writer.fragment("environment", facts.machines(committed) or "No records are committed yet.\n")
     writer.paths += write_diagrams(book / FOLDER / "diagrams")
     writer.remove_stale()
@@ -194,12 +197,8 @@ def _other_section(group: list[Row]) -> str:
 
 
 def _tables(group: list[Row]) -> str:
-    """The rows of one device and ladder in two tables, and what they were measured with."""
-    compared, detail = compared_and_detail(group)
-    return (
-        f"{_linked(compared.markdown())}\nMeasured: {compared.title}.\n\n"
-        f"The same rows, in detail:\n\n{detail.markdown()}\n"
-    )
+    """The rows of one device and ladder, and what they were measured with."""
+    return f"{_linked(page_tables(group))}\nMeasured: {table_title(group[0])}.\n\n"
 
 
 def _linked(words: str) -> str:

@@ -9,15 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
+from speedlab.errors import NotAvailable, SpeedLabError
+from speedlab.outlook import TYPICAL_CHAPTER_S, UNKNOWN_CHAPTER_S
 from speedlab.profile import PROFILES
+from speedlab.publishing.currency import forget, is_current, note_current
 from speedlab.publishing.execute import (
     DEFAULT_KERNEL,
     Limits,
@@ -27,64 +32,58 @@ from speedlab.publishing.execute import (
     run_chapter,
 )
 from speedlab.publishing.run_folder import Chapter, Run, continued, held, new_run_folder, runs_newest_first, utc_now
-from speedlab.records.store import source_hash
+from speedlab.publishing.sources import find_chapters, find_labs, select
+from speedlab.records.experiment import committed_experiments
+from speedlab.records.store import committed_root, source_hash
 
-# What a chapter takes where nobody has run one yet, in seconds, for the estimate that is shown first.
-TYPICAL_CHAPTER_S = {"smoke": 45, "full": 120, "t4": 360}
+TYPICAL_SHOWN_S = 4  # of a lab that only shows records
+LABS_AT_ONCE = 4  # of those: they measure nothing, so they do not disturb each other
 
 # (text, chapters done, chapters in all)
 Listener = Callable[[str, int, int], None]
 
 
-def find_chapters(notebooks: Path) -> dict[str, Path]:
-    """The chapter sources in order, as {stem: path}: files named like `01_causal_mask.py`."""
-    found = {path.stem: path for path in sorted(notebooks.glob("[0-9][0-9]_*.py"))}
-    if not found:
-        raise BadInput(f"no chapters in {notebooks}: expected files named like 01_causal_mask.py")
-    return found
-
-
-def select_chapters(chapters: list[str], only: str | None) -> list[str]:
-    """The chapters that `only` names, in order: stems or numbers joined by commas; all of them for None."""
-    if only is None:
-        return chapters
-    numbers = {str(int(chapter[:2])): chapter for chapter in chapters}
-    chosen = set()
-    for word in (part.strip() for part in only.split(",")):
-        name = numbers.get(word.lstrip("0"), word)
-        check_choice("chapter", name, chapters)
-        chosen.add(name)
-    return [chapter for chapter in chapters if chapter in chosen]
-
-
 def plan(
     *, notebooks: Path, runs: Path, profile: str, machine: dict[str, Any], kernel: str = DEFAULT_KERNEL, steps: int = 0,
-    source: str = "auto", fresh: bool = False,
+    source: str = "auto", fresh: bool = False, labs: bool = False,
 ) -> Run:  # fmt: skip
     """The run that would be made or continued; writes nothing.
 
-    machine: what must be equal for chapters to share a run, `machine_id` among it. fresh: never continue one.
+    machine: what must be equal for chapters to share a run, `machine_id` among it. fresh: never continue one. labs:
+    measure in the labs too; otherwise they only show the committed records, which takes seconds.
     """
-    chapters = [Chapter(chapter=stem, source_sha256=_sha256(path)) for stem, path in find_chapters(notebooks).items()]
+    found = find_chapters(notebooks)
+    chapters = [Chapter(chapter=stem, source_sha256=_sha256(path)) for stem, path in found.items()]
+    chapters += [
+        Chapter(chapter=stem, lab=True, shown_only=not labs, source_sha256=_sha256(path))
+        for stem, path in find_labs(notebooks).items()
+    ]
     wanted = Run(
         folder=new_run_folder(runs, profile), profile=profile, steps=steps, source=source, kernel=kernel,
         source_hash=source_hash(), machine=machine, chapters=chapters,
     )  # fmt: skip
-    return wanted if fresh else continued(wanted, runs)
+    return wanted if fresh else continued(wanted, runs, lambda run, chapter: _is_current(run, chapter, notebooks))
 
 
 def to_run(run: Run, only: str | None = None) -> list[str]:
     """The chapters of this run that are still to be executed, limited to those that `only` names."""
-    chosen = select_chapters([chapter.chapter for chapter in run.chapters], only)
+    chosen = select([chapter.chapter for chapter in run.chapters], only)
     return [name for name in chosen if run.chapter(name).status != "completed"]
 
 
 def estimated_minutes(run: Run, names: list[str]) -> int:
     """Whole minutes that these chapters should take, by an earlier run of the profile where there is one."""
-    seconds = {name: TYPICAL_CHAPTER_S.get(run.profile, 120) for name in names}
+    seconds = {
+        name: TYPICAL_SHOWN_S if run.chapter(name).shown_only else TYPICAL_CHAPTER_S.get(run.profile, UNKNOWN_CHAPTER_S)
+        for name in names
+    }
     for earlier in reversed(runs_newest_first(run.folder.parent)):
         if earlier.profile == run.profile and earlier.machine == run.machine:
-            seconds |= {c.chapter: c.seconds for c in earlier.chapters if c.chapter in seconds and c.seconds}
+            seconds |= {
+                c.chapter: c.seconds
+                for c in earlier.chapters
+                if c.chapter in seconds and c.seconds and c.shown_only == run.chapter(c.chapter).shown_only
+            }
     return math.ceil(sum(seconds.values()) / 60)
 
 
@@ -104,40 +103,59 @@ def reproduce(
     listener = listener or (lambda text, done, total: None)
     names = to_run(run, only)
     check_kernel(run.kernel)
-    sources = find_chapters(notebooks)
+    sources = find_chapters(notebooks) | find_labs(notebooks)
     with tempfile.TemporaryDirectory(prefix="speedlab-") as folder:
         converted = {name: Path(folder) / f"{name}.ipynb" for name in names}
         for name in names:
             convert(sources[name], converted[name])
-            check_parameters(converted[name], run.parameters)
+            check_parameters(converted[name], run.parameters(run.chapter(name)))
         with held(run.folder):
-            for done, name in enumerate(names):
-                listener(f"{name} ...", done, len(names))
+            for name in names:
+                run.chapter(name).source_sha256 = _sha256(sources[name])
+                forget(run.folder, name)
+            for done, name in enumerate(_executed(run, names, converted, limits or Limits(), listener), start=1):
                 chapter = run.chapter(name)
-                chapter.source_sha256 = _sha256(sources[name])
-                run_chapter(run, chapter, converted[name], limits or Limits())
-                words = f"{name} {chapter.status} in {chapter.seconds:.0f} s"
-                listener(words + (f": {chapter.reason}" if chapter.reason else ""), done + 1, len(names))
+                if chapter.status == "completed":
+                    note_current(run.folder, name, **_currency(run, chapter, sources[name]))
+                words = f"{name} {chapter.status.replace('_', ' ')} in {chapter.seconds:.0f} s"
+                listener(words + (f": {chapter.reason}" if chapter.reason else ""), done, len(names))
             run.finished_utc = utc_now()
             run.write()
     return run
+
+
+def _executed(
+    run: Run, names: list[str], notebooks: dict[str, Path], limits: Limits, listener: Listener
+) -> Iterator[str]:
+    """Execute the chapters, each alone, then the labs that only show records, several at once; each name when done."""
+    shown = [name for name in names if run.chapter(name).shown_only]
+    alone = [name for name in names if name not in shown]
+    for done, name in enumerate(alone):
+        listener(f"{name} ...", done, len(names))
+        run_chapter(run, run.chapter(name), notebooks[name], limits)
+        yield name
+    if not shown:
+        return
+    listener(f"{len(shown)} labs from the records ...", len(alone), len(names))
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=max(2, min(LABS_AT_ONCE, os.cpu_count() or 1))) as pool:
+        waiting = {
+            pool.submit(run_chapter, run, run.chapter(name), notebooks[name], limits, stop): name for name in shown
+        }
+        try:
+            for future in as_completed(waiting):
+                future.result()
+                yield waiting[future]
+        except BaseException:  # a signal reaches the main thread alone: the others are told, and end their kernels
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 def check_profile(profile: str, machine: dict[str, Any]) -> None:
     """Refuse a profile that times a GPU where there is none, before a kernel is started for each chapter."""
     if PROFILES[profile].publishable and machine["gpu"] is None:
         raise NotAvailable(f"profile {profile} needs a GPU, and there is none here: choose smoke or auto")
-
-
-def summary_table(run: Run) -> str:
-    """One line per chapter: name, status, seconds, and the reason where it is not complete."""
-    width = max(len(chapter.chapter) for chapter in run.chapters)
-    lines = []
-    for chapter in run.chapters:
-        seconds = "" if chapter.seconds is None else f"{chapter.seconds:.1f} s"
-        reason = f"  {chapter.reason}" if chapter.reason else ""
-        lines.append(f"{chapter.chapter:<{width}}  {chapter.status:<11}  {seconds:>8}{reason}".rstrip())
-    return "\n".join(lines)
 
 
 def probe_machine() -> dict[str, Any]:
@@ -150,3 +168,20 @@ def probe_machine() -> dict[str, Any]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_current(run: Run, chapter: Chapter, notebooks: Path) -> bool:
+    source = (find_chapters(notebooks) | find_labs(notebooks)).get(chapter.chapter)
+    if source is None or not run.page(chapter.chapter).is_file():
+        return False
+    return is_current(run.folder, chapter.chapter, **_currency(run, chapter, source))
+
+
+def _currency(run: Run, chapter: Chapter, source: Path) -> dict[str, Any]:
+    """What a page depends on: its source and parameters. One that only shows records depends on those as well."""
+    shown = []
+    if chapter.shown_only:
+        shown = [path for root in (committed_root(), committed_experiments()) for path in sorted(root.rglob("*.json"))]
+    return {
+        "page": run.page(chapter.chapter), "sources": [source.resolve(), *shown], "parameters": run.parameters(chapter),
+    }  # fmt: skip

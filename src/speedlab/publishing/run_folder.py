@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -20,14 +21,18 @@ from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
 from speedlab.records.store import write_text_atomic
 
 SUMMARY = "summary.json"
-STATUSES = ("pending", "completed", "failed", "interrupted")
+_WRITING = threading.Lock()
+STATUSES = ("pending", "completed", "failed", "out_of_memory", "unavailable", "interrupted")
 
 
 @dataclass(kw_only=True)
 class Chapter:
-    """One chapter of a run. source_sha256: of the notebook source that was executed; reason: why it is not complete."""
+    """One chapter or lab of a run. source_sha256: of the notebook source that was executed; reason: why it is not
+    complete; lab, shown_only: whether it is a lab, and one that only shows the committed records."""
 
     chapter: str
+    lab: bool = False
+    shown_only: bool = False
     status: str = "pending"
     seconds: float | None = None
     session: str | None = None
@@ -55,13 +60,18 @@ class Run:
     finished_utc: str | None = None
     chapters: list[Chapter]
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"profile": self.profile, "steps": self.steps, "source": self.source}
+    def parameters(self, chapter: Chapter) -> dict[str, Any]:
+        """What a chapter is executed with."""
+        return {
+            "profile": self.profile, "steps": self.steps, "source": "recorded" if chapter.shown_only else self.source,
+        }  # fmt: skip
 
     @property
     def complete(self) -> bool:
-        return bool(self.chapters) and all(chapter.status == "completed" for chapter in self.chapters)
+        """Whether a book can be made of it: every chapter completed, and no lab that was tried and failed."""
+        return bool(self.chapters) and all(
+            chapter.status == "completed" or (chapter.lab and chapter.status == "pending") for chapter in self.chapters
+        )
 
     def page(self, chapter: str) -> Path:
         """The executed notebook of a chapter that ran to its end."""
@@ -71,8 +81,9 @@ class Run:
         return next(chapter for chapter in self.chapters if chapter.chapter == name)
 
     def write(self) -> None:
-        values = {name: value for name, value in asdict(self).items() if name != "folder"}
-        write_text_atomic(self.folder / SUMMARY, json.dumps(values, indent=1) + "\n")
+        with _WRITING:  # an older state must not come after a newer one
+            values = {name: value for name, value in asdict(self).items() if name != "folder"}
+            write_text_atomic(self.folder / SUMMARY, json.dumps(values, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Run:
@@ -131,20 +142,27 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def continued(wanted: Run, runs: Path) -> Run:
+def continued(wanted: Run, runs: Path, is_current: Callable[[Run, Chapter], bool]) -> Run:
     """The newest earlier run that `wanted` may go on with, or `wanted` itself where there is none.
 
-    Same parameters, package, kernel and machine: then its finished chapters are as good as new ones. A chapter whose
-    source has changed since is set back to pending.
+    Same parameters, package, kernel and machine: then its finished chapters are as good as new ones. A chapter that
+    is not current (its source has changed, its page is gone) is set back to pending. A lab that was measured is as
+    good as one that only shows records.
     """
     same = ("profile", "steps", "source", "kernel", "source_hash", "machine")
     for run in runs_newest_first(runs):
-        names = [chapter.chapter for chapter in run.chapters]
-        if names != [chapter.chapter for chapter in wanted.chapters]:
-            continue
         if any(getattr(run, name) != getattr(wanted, name) for name in same):
             continue
-        run.chapters = [_current(run, chapter, wanted.chapter(chapter.chapter)) for chapter in run.chapters]
+        old = {chapter.chapter: chapter for chapter in run.chapters}
+        run.chapters = [
+            old[new.chapter]
+            if new.chapter in old
+            and old[new.chapter].status == "completed"
+            and (new.shown_only or not old[new.chapter].shown_only)
+            and is_current(run, old[new.chapter])
+            else new
+            for new in wanted.chapters
+        ]
         return run
     return wanted
 
@@ -155,9 +173,3 @@ def newest_complete(runs: Path) -> Run:
         if run.complete:
             return run
     raise NotAvailable(f"no complete run in {runs}: make one with `speedlab reproduce`")
-
-
-def _current(run: Run, old: Chapter, new: Chapter) -> Chapter:
-    """`old` where it is finished, its page is there and its source is the one of `new`; otherwise `new`, pending."""
-    finished = old.status == "completed" and old.source_sha256 == new.source_sha256
-    return old if finished and run.page(old.chapter).is_file() else new

@@ -168,17 +168,6 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
     )
 
 
-# What most readers compare fits the width of a page; the rest of each row follows in a second table.
-COMPARED = ("rung", "tokens/s", "ms/step", "GiB reserved", "this step", "so far", "published tokens/s")
-
-
-def compared_and_detail(rows: list[Row]) -> tuple[Table, Table]:
-    """The table of one device and ladder cut in two for a page: what is compared, with all notes, and the rest."""
-    whole = ladder_table(rows, titles=True)
-    rest = ("rung", *(name for name in whole.columns if name not in COMPARED))
-    return whole.select(COMPARED), replace(whole.select(rest), notes=())
-
-
 def published_table(ladder: str, *, card: str = "A100", source: str | None = None) -> Table:
     """What others published for a ladder, with nothing of ours in it."""
     rows = published_rows(ladder, card=card, source=source)

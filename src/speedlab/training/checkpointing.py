@@ -28,7 +28,15 @@ Contexts = Callable[[], tuple[AbstractContextManager, AbstractContextManager]]
 
 
 def apply_checkpointing(recipe: Recipe, model: GPT) -> None:
-    """Make `model` keep what `recipe.checkpointing` says and compute the rest again during the backward pass."""
+    """Make `model` keep what `recipe.checkpointing` says and compute the rest again during the backward pass.
+
+    `NotAvailable` for a recipe whose blocks do not run as wholes.
+    """
+    if recipe.checkpointing != "off" and recipe.residual == "fused":
+        raise NotAvailable(
+            f"checkpointing {recipe.checkpointing} with residual fused is not available, because no block runs by "
+            "itself there: choose residual separate, or checkpointing off"
+        )
     CHECKPOINTING[recipe.checkpointing](recipe, model)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from speedlab.fused.adamw import OnePassAdamW
 from speedlab.recipe import Recipe
 
 # What torch.optim.AdamW is told. "default" leaves the choice to PyTorch: foreach on CUDA, the loop on a CPU.
@@ -20,12 +22,14 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
 
 def build_optimizer(
     recipe: Recipe, parameters: Iterable[nn.Parameter], masters: list[Tensor] | None = None
-) -> torch.optim.AdamW | MasterWeights:
+) -> torch.optim.AdamW | MasterWeights | OnePassAdamW:
     """AdamW over `parameters`, which must be on their device already; weight decay applies to all of them.
 
     masters: float32 tensors of the same shapes and order, to be updated in place of the parameters, which then
     receive their rounded values after each step.
     """
+    if recipe.optimizer == "one_pass":
+        return OnePassAdamW(list(parameters), masters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     if masters is not None:
         return MasterWeights(recipe, list(parameters), masters)
     return torch.optim.AdamW(
@@ -68,3 +72,13 @@ class MasterWeights:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         torch._foreach_copy_(self.parameters, self.masters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and master weights: what the next step depends on beside the weights of the model."""
+        return {"optimizer": self.optimizer.state_dict(), "masters": [master.detach() for master in self.masters]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        for master, value in zip(self.masters, state["masters"], strict=True):
+            master.copy_(value)

@@ -14,18 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from speedlab.fused.cross_entropy import in_place_cross_entropy
 from speedlab.model import GPT, load_weights
 from speedlab.recipe import Recipe
 from speedlab.training.checkpointing import apply_checkpointing, check_parallel
-from speedlab.training.optimizer import build_optimizer, clip_gradients
+from speedlab.training.losses import liger_loss, token_loss
+from speedlab.training.optimizer import MasterWeights, build_optimizer, clip_gradients
 from speedlab.training.precision import autocast, matmul_precision, precision_of
 
 Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, int64 (B, T) each
 
 
-def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross-entropy in nats over all positions, padded ids taking part in the softmax: scalar."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+def loss_function(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
+    """What the recipe field `loss` stands for: (logits (B, T, V), ids (B, T)) -> mean loss in nats."""
+    return {
+        "plain": token_loss, "compiled": token_loss, "liger": liger_loss, "in_place": in_place_cross_entropy,
+    }[recipe.loss]  # fmt: skip
 
 
 @torch.no_grad()
@@ -38,6 +42,29 @@ def loss_over_true_ids(logits_BTV: Tensor, targets_BT: Tensor, vocab_size: int) 
     return torch.stack([F.cross_entropy(row[:, :vocab_size].float(), target) for row, target in rows]).mean()
 
 
+class WithLoss(nn.Module):
+    """A model and its loss as one module, so that the compiler sees both: token ids -> (logits, loss).
+
+    The logits come without a gradient: through them none is wanted, and it would be a tensor of zeros of their size.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+        logits_BTV = self.model(tokens_BT)
+        return logits_BTV.detach(), token_loss(logits_BTV, targets_BT)
+
+
+# What a recipe may add to the settings of a compile mode, as torch._inductor knows them.
+COMPILE_OPTIONS: dict[str, dict[str, bool]] = {
+    "none": {},
+    "coordinate_descent": {"coordinate_descent_tuning": True},
+    "no_mix_order_reduction": {"triton.mix_order_reduction": False},
+}
+
+
 def compile_model(recipe: Recipe, model: nn.Module) -> nn.Module:
     """The model as `torch.compile` makes it, or as it is. Static shapes: another batch size is another graph."""
     if recipe.compile == "off":
@@ -45,7 +72,11 @@ def compile_model(recipe: Recipe, model: nn.Module) -> nn.Module:
     if recipe.compile.startswith("max-autotune"):
         _quiet_autotuning()
     mode = None if recipe.compile == "default" else recipe.compile
-    return torch.compile(model, mode=mode, dynamic=False)
+    own = COMPILE_OPTIONS[recipe.compile_options]
+    if not own:
+        return torch.compile(model, mode=mode, dynamic=False)
+    # torch.compile takes a mode or options; a mode is a name for options.
+    return torch.compile(model, options=torch._inductor.list_mode_options(mode or "default") | own, dynamic=False)
 
 
 def _quiet_autotuning() -> None:
@@ -86,7 +117,10 @@ class TrainingStep:
         if parallelize:
             check_parallel(recipe)
         self.parallel = parallelize(self.model) if parallelize else None
-        self.forward = compile_model(recipe, self.parallel or self.model)
+        # In one graph with the model, the loss is computed there; every other form takes the logits that come out.
+        self.loss_is_compiled = recipe.loss == "compiled" and recipe.compile != "off"
+        model = self.parallel or self.model
+        self.forward = compile_model(recipe, WithLoss(model) if self.loss_is_compiled else model)
         self.calls = 0
         self.true_losses: list[Tensor] | None = None  # a list here makes each call append its `loss_over_true_ids`
 
@@ -113,7 +147,7 @@ class TrainingStep:
         The gradients are those of the mean loss by now, so the limit means the same however the batch was split up.
         """
         if self.scaler is None:
-            if not self.precision.masters:  # those clip the float32 gradients that they are given
+            if not isinstance(self.optimizer, MasterWeights):  # that clips the float32 gradients that it makes
                 clip_gradients(self.recipe, self.model.parameters())
             self.optimizer.step()
             return
@@ -137,10 +171,14 @@ class TrainingStep:
 
     def _forward_backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         with autocast(self.precision, self.device):
-            logits_BTV = self.forward(tokens_BT)
-            loss = token_loss(logits_BTV, targets_BT)
-        if self.true_losses is not None:
-            self.true_losses.append(loss_over_true_ids(logits_BTV, targets_BT, self.recipe.vocab_size))
+            if self.loss_is_compiled:
+                logits_BTV, loss = self.forward(tokens_BT, targets_BT)
+            else:
+                logits_BTV = self.forward(tokens_BT)
+            if self.true_losses is not None:  # before a loss that destroys the logits
+                self.true_losses.append(loss_over_true_ids(logits_BTV, targets_BT, self.recipe.vocab_size))
+            if not self.loss_is_compiled:
+                loss = loss_function(self.recipe)(logits_BTV, targets_BT)
         del logits_BTV  # the backward pass does not need them, and they are the largest tensor of the step
         share = loss / self.recipe.accumulation
         (share if self.scaler is None else self.scaler.scale(share)).backward()
