@@ -237,3 +237,9 @@ def test_several_processes_get_the_same_gradients_and_a_compiled_form_is_refused
         lambda: TrainingStep(compiled, lively_weights(compiled), CPU, parallelize=DistributedDataParallel),
         "every_block", "compile off",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [way for way in CHOICES["checkpointing"] if way != "off"])
+def test_blocks_that_do_not_run_as_wholes_are_refused(way):
+    recipe = TINY.but(checkpointing=way, residual="fused", dropout=0.0)
+    one_line_error(NotAvailable, lambda: module.apply_checkpointing(recipe, GPT(recipe)), "residual separate")
