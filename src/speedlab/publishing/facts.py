@@ -59,6 +59,15 @@ def method_version() -> str:
     return f"The present version of the method is {METHOD}. What each brought:\n\n{changes}"
 
 
+def older_records(records: Iterable[Record]) -> str:
+    """Which committed records are of an older method, as a sentence."""
+    older = sorted({(record.device, record.ladder, record.method) for record in records if record.method < METHOD})
+    if not older:
+        return f"All committed records of ladders are of the present method, {METHOD}.\n"
+    listed = "; ".join(f"{device_title(device)}, ladder {ladder} (method {method})" for device, ladder, method in older)
+    return f"Not measured again under method {METHOD} yet: {listed}.\n"
+
+
 def device_title(slug: str) -> str:
     """A device's slug as a reader would write it: "nvidia-h200-x4" is "4 x H200 SXM"."""
     if slug == "cpu":

@@ -16,8 +16,12 @@ from speedlab.ladder import NINE_STEPS, SIX_STEPS
 from speedlab.profile import PROFILES
 from speedlab.publishing import facts, figures, roofline
 from speedlab.publishing.attribution_table import attribution_section
+from speedlab.publishing.bibliography import bibliography_section
+from speedlab.publishing.citation import citation_section
 from speedlab.publishing.diagrams import write_diagrams
+from speedlab.publishing.exercises import exercises_section
 from speedlab.publishing.folklore_page import folklore_section
+from speedlab.publishing.glossary import glossary_section
 from speedlab.publishing.memory_parts import memory_section
 from speedlab.publishing.page_tables import page_tables
 from speedlab.publishing.referee_tables import determinism_section, harness_section, loss_section
@@ -65,6 +69,11 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     writer.fragment("determinism", determinism_section(experiments))
     writer.fragment("loss_against_time", loss_section(experiments, writer.figure))
     writer.fragment("troubleshooting", troubleshooting_section())
+    writer.fragment("glossary", glossary_section())
+    writer.fragment("exercises", exercises_section())
+    writer.fragment("bibliography", bibliography_section())
+    writer.fragment("older_records", facts.older_records(committed))
+    writer.fragment("cite", citation_section())
     writer.fragment("environment", facts.machines(committed) or "No records are committed yet.\n")
     writer.paths += write_diagrams(book / FOLDER / "diagrams")
     writer.remove_stale()
