@@ -91,4 +91,4 @@ def glossary_section() -> str:
     entries = "\n\n".join(f"{term.term}\n  {{zh}}`{term.zh}`\n\n  {term.meaning}" for term in terms())
     cells = tuple((f"{{zh}}`{term.zh}`", f"{{term}}`{term.term}`") for term in terms())
     index = Table("", ("中文", "English"), cells).markdown()
-    return f":::{{glossary}}\n{entries}\n:::\n\n## 中英对照\n\n{index}"
+    return f":::{{glossary}}\n{entries}\n:::\n\n## From 中文 to English\n\n{index}"
