@@ -26,7 +26,7 @@ NOT_ON = ("glossary", "bibliography", "genindex")
 # Where a word stands as a name or a number and not as prose.
 NOT_INSIDE = (
     nodes.title, nodes.literal, nodes.literal_block, nodes.reference, nodes.table, nodes.caption, nodes.term,
-    nodes.abbreviation, nodes.strong, nodes.raw, nodes.math, addnodes.pending_xref,
+    nodes.abbreviation, nodes.strong, nodes.system_message, nodes.raw, nodes.math, addnodes.pending_xref,
 )  # fmt: skip
 
 

@@ -37,8 +37,8 @@ def mask_against_weights() -> str:
     weights = 12 * RECIPE.embedding_width**2
     context = math.isqrt(weights)
     return (
-        f"A mask of float32 numbers has `context ** 2` of them, the layer `12 * 768 ** 2 = {weights:,}` weights. They "
-        f"are equal at the root of that number: the mask is larger from a context of **{context + 1:,}** tokens on."
+        f"A mask of float32 numbers has `context * context` of them, the layer `12 * 768 * 768 = {weights:,}` weights. "
+        f"They are equal at the root of that number: the mask is larger from a context of **{context + 1:,}** tokens on."
     )
 
 
