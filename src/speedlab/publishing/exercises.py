@@ -38,7 +38,7 @@ def mask_against_weights() -> str:
     context = math.isqrt(weights)
     return (
         f"A mask of float32 numbers has `context * context` of them, the layer `12 * 768 * 768 = {weights:,}` weights. "
-        f"They are equal at the root of that number: the mask is larger from a context of **{context + 1:,}** tokens on."
+        f"They are equal at its root: the mask is larger from a context of **{context + 1:,}** tokens on."
     )
 
 
