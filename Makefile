@@ -27,10 +27,10 @@ PLACE := .venv/place-$(call hash,pwd; $(CHOSEN) --version)
 ENVIRONMENT := .venv/installed-$(call hash,echo $(PLACE) "$(EXTRAS)"; cat pyproject.toml constraints.txt)
 endif
 
-.PHONY: help env test reproduce quick book colab check clean
+.PHONY: help env test reproduce quick book epub pdf check-book colab check clean
 
 help:
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1	/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1	/' | expand -t 18
 
 env: $(ENVIRONMENT) ## make .venv, or refresh one that is stale
 ifdef SYSTEM
@@ -57,6 +57,15 @@ quick: $(ENVIRONMENT) ## measure a toy ladder as text, in under a minute
 
 book: $(ENVIRONMENT) ## build the book from the newest complete run
 	$(RUN) -m speedlab book
+
+epub: $(ENVIRONMENT) ## the built book as one EPUB file
+	$(RUN) -m speedlab.publishing.epub
+
+pdf: ## the built book as one PDF, printed by Chromium (needs it, and Node)
+	@tests/browser/with_chromium.sh print_pdf.mjs book/_build/html book/_build/gpt2-speedlab.pdf
+
+check-book: ## look at every page of the built book as a reader would, in Chromium (needs it, and Node)
+	@tests/browser/with_chromium.sh check.mjs book/_build/html || test $$? -eq 3 # 3: something is not there, and it said so
 
 colab: $(ENVIRONMENT) ## convert the chapters for Colab
 	$(RUN) -m speedlab.publishing.colab

@@ -127,6 +127,8 @@ for start in (1.0, 0.1, 0.02):
 # well: the second one is multiplied by 0.999 at each step, and a change of one part in a thousand is below 1/512, so
 # it never shrinks.
 #
+# <!-- touch: number-formats -->
+#
 # ## On other cards
 #
 # Units for bfloat16 exist from compute capability 8.0. On a T4 `torch.cuda.is_bf16_supported()` still says `True`,

@@ -64,6 +64,8 @@ SVG(hbm_traffic())
 SVG(flash_attention_tiling())
 
 # %% [markdown]
+# <!-- touch: attention-stepper -->
+#
 # **7b.** The arithmetic is the same, `3 x 768` output columns either way, but the input is read once, and the card is
 # filled in fewer uneven rounds. With output tiles of 128 x 256, say, a narrow matmul has `64 x 3 = 192` tiles: two
 # rounds for the 132 multiprocessors of an H200, the second not half full. The wide one has 576 tiles, five rounds

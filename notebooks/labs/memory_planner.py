@@ -73,6 +73,8 @@ for rung in ("baseline", "merged_qkv"):
     print(memory_report(NINE_STEPS.recipe_at(rung).but(precision="float32"), small), end="\n\n")
 
 # %% [markdown]
+# <!-- touch: memory-calculator -->
+#
 # ## Measured
 #
 # Each recipe takes one step that makes the optimizer's state, then the peak is reset and three whole steps follow. The

@@ -20,6 +20,7 @@ from speedlab.publishing.execute import read_source
 from speedlab.publishing.executed import RESULT_MIME, problems_of
 from speedlab.publishing.run_folder import Chapter, Run, newest_complete
 from speedlab.publishing.sources import LABS, find_chapters, find_labs
+from speedlab.publishing.touch import insert_pieces
 from speedlab.records.store import write_text_atomic
 from speedlab.repository import colab_url
 
@@ -88,6 +89,7 @@ def stage(pages: dict[str, Any], target: Path) -> None:
         for name, notebook in pages.items():
             _prepare(notebook)
             _link_to_colab(notebook, name)
+            insert_pieces(notebook)
             nbformat.write(notebook, fresh / f"{name}.ipynb")
         if target.exists():
             target.rename(Path(folder) / "old")

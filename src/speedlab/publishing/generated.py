@@ -26,6 +26,7 @@ from speedlab.publishing.memory_parts import memory_section
 from speedlab.publishing.page_tables import page_tables
 from speedlab.publishing.referee_tables import determinism_section, harness_section, loss_section
 from speedlab.publishing.tables import Row, by_ladder, published_table, table_title
+from speedlab.publishing.touch_ladder import explorer
 from speedlab.records.experiment import committed_experiments, read_experiments
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
@@ -59,6 +60,7 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
         group for group in groups if not (_is_whole(group) and group[0]["ladder"] in (NINE_STEPS.name, SIX_STEPS.name))
     ]
     writer.fragment("memory_parts", memory_section(committed, writer.figure))
+    writer.fragment("ladder_explorer", explorer(rows))
     writer.fragment("attribution", attribution_section(rows))
     writer.fragment("results_other", "".join(map(_other_section, others)) or "No other records are committed yet.\n")
     writer.fragment("results_run", _run_section(report_rows(_read(run_records)) if run_records else []))
