@@ -81,7 +81,7 @@ class CudaAutocast(TorchFunctionMode):
     """What autocast does on CUDA to the operations of this model: docs.pytorch.org/docs/stable/amp.html."""
 
     TO_16_BITS = (F.linear, torch.Tensor.matmul, torch.Tensor.__matmul__, flash_attention)
-    TO_FLOAT32 = (torch.pow, F.layer_norm, torch.softmax, F.cross_entropy)
+    TO_FLOAT32 = (torch.pow, F.layer_norm, torch.softmax)
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -89,6 +89,10 @@ class CudaAutocast(TorchFunctionMode):
         self.weights: dict[int, Tensor] = {}  # casts of weights are cached until the context ends
 
     def __torch_function__(self, function, types, arguments=(), options=None):
+        if function is F.cross_entropy:
+            # It asks log_softmax for the format of its input (LossNLL.cpp), which autocast then leaves; nll_loss is on
+            # the list.
+            return F.nll_loss(torch.log_softmax(arguments[0], -1).float(), arguments[1])
         to = self.dtype if function in self.TO_16_BITS else torch.float32 if function in self.TO_FLOAT32 else None
         if to is not None:
             arguments = [self._cast(value, to) for value in arguments]

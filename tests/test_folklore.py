@@ -44,10 +44,12 @@ def test_every_group_is_covered_and_every_key_is_its_own() -> None:
 def test_every_experiment_judges_the_committed_records_and_none(claim: Claim) -> None:
     assert claim.judge(COMMITTED).verdict in WORDS
     without = claim.judge([])
-    if claim.evidence_kind in ("records", "nothing yet"):
+    assert "Measured" not in without.evidence
+    if claim.evidence_kind == "experiments" and without.verdict != "not_decided":
+        assert without.evidence.startswith("By formula")
+    elif claim.evidence_kind in ("records", "experiments", "nothing yet"):
         assert without.verdict == "not_decided"
         assert without.needs
-        assert "Measured" not in without.evidence
     else:
         assert without.verdict != "not_decided"
         assert without == claim.judge(COMMITTED), "records have no part in it"

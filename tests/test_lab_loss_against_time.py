@@ -60,7 +60,7 @@ def test_a_toy_learns_and_its_curves_count_what_it_saw(monkeypatch: pytest.Monke
 def test_a_recipe_that_diverges_keeps_the_points_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "RECIPES", (("merged_qkv", 1.0),))
     losses = iter([6.9, 6.5, float("nan")])
-    monkeypatch.setattr(lab, "_validation_loss", lambda step, windows: next(losses))
+    monkeypatch.setattr(lab, "validation_loss", lambda step, windows: next(losses))
     [found] = lab.loss_against_time(Workbench(SMOKE, capabilities()), lambda text: None)
     assert found["status"] == "measured" and found["validation_loss"] == [6.9, 6.5]
     assert found["diverged_after_s"] > found["seconds"][-1] > 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from memory_helper import Storages, count
-from torch.utils.checkpoint import checkpoint
 
 from speedlab.ladder import LADDERS, NINE_STEPS
 from speedlab.memory_activations import FLOAT32, kept_activations, sizes_of
@@ -24,10 +25,11 @@ from speedlab.memory_plan import (
     update_bytes,
 )
 from speedlab.model import GPT
-from speedlab.recipe import Recipe
+from speedlab.recipe import CHOICES, Recipe
 from speedlab.records.record import Record
 from speedlab.records.store import committed_root, read_records
-from speedlab.training.optimizer import build_optimizer
+from speedlab.training import checkpointing
+from speedlab.training.optimizer import build_optimizer, clip_gradients
 
 SMALL = Recipe(num_layers=2, embedding_width=64, num_heads=4, context_length=64, vocab_size=1001, micro_batch=3)
 NATIVE = {"layers": "native", "attention": "sdpa", "qkv_projection": "merged"}
@@ -52,11 +54,11 @@ SMALL_CHANGE = 4 + SMALL.num_layers * 24
 MIB = 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpointed(Recipe):
-    """A recipe that names a form of checkpointing, whether recipes have that field yet or not."""
-
-    checkpointing: str = "off"
+def kept_by_the_loss(recipe: Recipe) -> int:
+    """Log-probabilities, under autocast their float32 copy as well, and the ids."""
+    size = sizes_of(recipe)
+    each = size.compute + FLOAT32 if size.autocast else size.stream
+    return size.rows * (recipe.padded_vocab_size * each + 8)
 
 
 def committed() -> list[Record]:
@@ -66,9 +68,8 @@ def committed() -> list[Record]:
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_what_autograd_keeps_is_what_the_formula_says_to_the_byte(changes: dict[str, Any]) -> None:
     recipe = SMALL.but(**changes)
-    counted, plan, size = count(recipe), plan_memory(recipe), sizes_of(recipe)
-    log_probabilities_and_ids = size.rows * (recipe.padded_vocab_size * size.stream + 8)
-    predicted = sum(plan.activations.values()) + log_probabilities_and_ids
+    counted, plan = count(recipe), plan_memory(recipe)
+    predicted = sum(plan.activations.values()) + kept_by_the_loss(recipe)
     assert 0 <= counted.saved - predicted <= SMALL_CHANGE
     assert counted.weights == plan.parts["weights"] + plan.parts["buffers"]
 
@@ -96,57 +97,36 @@ def test_the_peak_of_forward_and_backward_and_its_moment(
     plan = plan_memory(recipe)
     outside = WORKSPACE_THREADS * LARGE_WORKSPACE  # cuBLAS's, of which the meta device knows nothing
     standing = sum(plan.parts[name] for name in ("weights", "optimizer", "buffers"))
-    # On a CPU autocast has the whole loss in float32; on CUDA the log-probabilities stay in 16 bits.
-    sizes = sizes_of(recipe)
-    here = (FLOAT32 - sizes.compute) * sizes.rows * recipe.padded_vocab_size if sizes.autocast else 0
-    moments = {name: sum(held.values()) - outside - standing + here for name, held in plan.moments.items()}
+    moments = {name: sum(held.values()) - outside - standing for name, held in plan.moments.items()}
     del moments["optimizer"]  # not run here
     assert max(moments, key=lambda name: moments[name]) == moment
     assert moments[moment] == pytest.approx(count(recipe).peak, rel=tolerance)
 
 
-@pytest.mark.parametrize("kind", ["every_block", "every_second_block", "feed_forward"])
-def test_what_checkpointing_leaves(kind: str) -> None:
-    recipe = SMALL.but(num_layers=5, layers="native")
-    recompute = {
-        "every_block": lambda model: list(model.blocks),
-        "every_second_block": lambda model: list(model.blocks[::2]),
-        "feed_forward": lambda model: [block.feed_forward for block in model.blocks],
-    }[kind]
-
-    def change(model: GPT) -> None:
-        for part in recompute(model):
-            part.forward = _checkpointed(part.forward)
-
-    plan = plan_memory(Checkpointed(**recipe.as_dict() | {"checkpointing": kind}))
-    size = sizes_of(recipe)
-    log_probabilities_and_ids = size.rows * (recipe.padded_vocab_size * size.stream + 8)
-    after = count(recipe, change).after_forward
-    # The loss and, in either form of counting, the batch itself.
-    assert sum(plan.activations.values()) + log_probabilities_and_ids == pytest.approx(after, rel=0.001)
-
-
-def _checkpointed(forward):
-    return lambda x: checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False)
+@contextmanager
+def to_nowhere(pin_memory: bool) -> Iterator[None]:
+    """Offloading as the device sees it: what autograd keeps is gone from it, and comes back as a new tensor."""
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: (x.shape, x.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1], device="meta")
+    ):
+        yield
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention": "sdpa"}, {"attention": "sdpa", "dropout": 0.0}], ids=str)
-@pytest.mark.parametrize("kind", ["off", "every_block", "every_second_block", "feed_forward", "selective"])
-def test_what_the_package_s_own_checkpointing_leaves(kind: str, changes: dict[str, Any]) -> None:
-    package = pytest.importorskip("speedlab.training.checkpointing", reason="recipes have no checkpointing yet")
-    recipe = Checkpointed(
-        **SMALL.but(num_layers=3, layers="native", **changes).as_dict() | {"checkpointing": kind}
-    )  # fmt: skip
-    size, plan = sizes_of(recipe), plan_memory(recipe)
-    log_probabilities_and_ids = size.rows * (recipe.padded_vocab_size * size.stream + 8)
-    after = count(recipe, lambda model: package.apply_checkpointing(recipe, model)).after_forward
-    assert sum(plan.activations.values()) + log_probabilities_and_ids == pytest.approx(after, rel=0.001)
+@pytest.mark.parametrize("kind", CHOICES["checkpointing"])
+def test_what_checkpointing_leaves(kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "save_on_cpu", to_nowhere)
+    recipe = SMALL.but(num_layers=3, layers="native", checkpointing=kind, **changes)
+    plan = plan_memory(recipe)
+    after = count(recipe, lambda model: checkpointing.apply_checkpointing(recipe, model)).after_forward
+    # The loss and, in either form of counting, the batch itself.
+    assert sum(plan.activations.values()) + kept_by_the_loss(recipe) == pytest.approx(after, rel=0.001)
 
 
 @pytest.mark.parametrize("kind", ["every_block", "every_second_block", "feed_forward", "selective", "offload"])
 def test_checkpointing_keeps_less_and_fills_up_in_the_backward_pass(kind: str) -> None:
     whole = NINE_STEPS.recipe_at("merged_qkv")
-    plain, lean = plan_memory(whole), plan_memory(Checkpointed(**whole.as_dict() | {"checkpointing": kind}))
+    plain, lean = plan_memory(whole), plan_memory(whole.but(checkpointing=kind))
     assert sum(lean.activations.values()) < sum(plain.activations.values())
     assert lean.parts["weights"] == plain.parts["weights"]
 
@@ -191,6 +171,28 @@ def test_what_an_update_takes_besides(optimizer: str, precision: str) -> None:
     assert storages.peak == pytest.approx(update_bytes(recipe), abs=1024)  # and a few single numbers
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_clipping_takes_no_memory_to_speak_of(precision: str) -> None:
+    recipe = SMALL.but(precision=precision, gradient_clip=0.5)
+    model = GPT(recipe).to(dtype=torch.float32 if precision == "float32" else torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    storages = Storages()
+    storages.leave_out([*model.parameters(), *(parameter.grad for parameter in model.parameters())])
+    with storages:
+        clip_gradients(recipe, model.parameters())
+    assert sum(float(p.grad.float().square().sum()) for p in model.parameters()) < 1, "the limit was applied"
+    assert storages.peak < 2048, "a few single numbers"
+    assert plan_memory(recipe) == plan_memory(recipe.but(gradient_clip=0.0)) and not_modelled(recipe) == ()
+
+
+def test_every_form_of_checkpointing_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in CHOICES["checkpointing"]:
+        assert not_modelled(SMALL.but(checkpointing=kind)) == ()
+    monkeypatch.setitem(CHOICES, "checkpointing", (*CHOICES["checkpointing"], "by_magic"))
+    assert not_modelled(SMALL.but(checkpointing="by_magic")) == ("checkpointing",)
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"output_head": "tied", "qkv_bias": True, "qkv_projection": "merged"}, {"vocabulary": "padded"}]
 )
@@ -211,9 +213,8 @@ def test_committed_peaks_are_predicted(record: Record) -> None:
     if not is_counted(recipe):
         assert 0.9 * record.peak_allocated_bytes <= predicted <= 1.1 * record.peak_reserved_bytes
         return
-    # Several GPUs hold buffers for what they exchange; other ladders have formats and heads that this one has not.
-    simple = record.ladder == "nine-steps" and recipe.data_parallel == 1
-    assert predicted == pytest.approx(record.peak_allocated_bytes, rel=0.05 if simple else 0.10)
+    # Several GPUs hold buffers for what they exchange.
+    assert predicted == pytest.approx(record.peak_allocated_bytes, rel=0.02 if recipe.data_parallel == 1 else 0.10)
 
 
 def test_there_are_committed_peaks_to_be_predicted() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_helper import CPU, TINY, lively_weights, random_batches
 
+from speedlab.errors import NotAvailable
 from speedlab.measuring.repeats import deterministic_mode, operations, repeat, restart, run_again, warned_operations
 from speedlab.training.step import TrainingStep
 
@@ -53,7 +54,7 @@ def test_every_operation_gives_outputs_and_gradients_or_says_why_not() -> None:
         if name in ("attention, flash", "attention, math") or not name.startswith("attention"):
             found = repeat(make, 2)
             assert found == {"repeats": 2, "different": 0, "largest_difference": 0.0}, name
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NotAvailable, match="attention kernel cudnn does not run here"):
         cases["attention, cudnn"]()
 
 

@@ -19,6 +19,8 @@ from speedlab.recipe import Recipe
 # Inductor tries several matmul kernels per shape only on cards with at least this many multiprocessors.
 MAX_AUTOTUNE_MULTIPROCESSORS = 68
 
+MEMORY_LIMIT_VARIABLE = "SPEEDLAB_GPU_MEMORY_GIB"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -95,7 +97,7 @@ def memory_limit_bytes() -> int | None:
     """The memory of a smaller card to emulate, from SPEEDLAB_GPU_MEMORY_GIB; None: the whole card."""
     from speedlab.errors import BadInput
 
-    text = os.environ.get("SPEEDLAB_GPU_MEMORY_GIB")
+    text = os.environ.get(MEMORY_LIMIT_VARIABLE)
     if not text:
         return None
     try:
@@ -103,7 +105,7 @@ def memory_limit_bytes() -> int | None:
     except ValueError:
         gib = 0.0
     if not 0.0 < gib < 10_000.0:
-        raise BadInput(f"SPEEDLAB_GPU_MEMORY_GIB is {text!r}: it must be a positive number of GiB, such as 14.5")
+        raise BadInput(f"{MEMORY_LIMIT_VARIABLE} is {text!r}: it must be a positive number of GiB, such as 14.5")
     return int(gib * 2**30)
 
 

@@ -148,7 +148,7 @@ def padded_head(recipe: Recipe) -> int:
 
 def kept_activations(recipe: Recipe) -> dict[str, int]:
     """Bytes that the whole model keeps at the end of its forward pass, by part; checkpointing taken into account."""
-    kind, layers = checkpointing_of(recipe), recipe.num_layers
+    kind, layers = recipe.checkpointing, recipe.num_layers
     whole, stream_input = kept_by_block(recipe), sizes_of(recipe).width * sizes_of(recipe).stream
     lean = (layers + 1) // 2 if kind == "every_second_block" else 0 if kind == "off" else layers
     parts = {name: (layers - lean) * amount for name, amount in whole.items()}
@@ -166,7 +166,7 @@ def kept_activations(recipe: Recipe) -> dict[str, int]:
 
 def recomputed_in_block(recipe: Recipe) -> int:
     """Bytes that come back when the last block, the first to go backward, is run again."""
-    kind, whole = checkpointing_of(recipe), kept_by_block(recipe)
+    kind, whole = recipe.checkpointing, kept_by_block(recipe)
     if kind in ("off", "offload"):  # offloaded tensors come back one at a time
         return 0
     if kind == "feed_forward":
@@ -184,8 +184,3 @@ def _selected(recipe: Recipe) -> int:
         return matmuls
     dropout = 2 * size.width * (size.compute + BOOL) if recipe.dropout else 0
     return matmuls + attention(recipe) + dropout
-
-
-def checkpointing_of(recipe: Recipe) -> str:
-    """A recipe without the field keeps everything."""
-    return getattr(recipe, "checkpointing", "off")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from speedlab.cards import Card
 from speedlab.device import MAX_AUTOTUNE_MULTIPROCESSORS, Capabilities, Substitution, adapt
-from speedlab.memory_plan import plan_memory
-from speedlab.recipe import CHOICES, Recipe
+from speedlab.memory_plan import is_counted, not_modelled, plan_memory
+from speedlab.recipe import Recipe
 
 # What a card's memory is needed for besides tensors: CUDA's context with the code of all kernels, and blocks of the
-# allocator that no tensor fills. The share is no smaller than that of any committed record (a test says so).
+# allocator that no tensor fills. The shares are no smaller than that of any committed record (a test says so). Blocks
+# of a CUDA graph's pool serve that graph alone, so that more of them stay unfilled.
 CONTEXT_BYTES = 2**30
 ALLOCATOR_SHARE = 0.18
+GRAPHS_SHARE = 0.28
 LARGEST_MICRO_BATCH = 1 << 16
+# The share of what the allocator may take that tensors can fill: with no room left it gives unused blocks back.
+DARING = 0.97
 
 # What to change when a recipe does not fit, the cheapest first: same arithmetic, then rounding, then time.
 SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
@@ -52,7 +57,12 @@ def on_card(recipe: Recipe, card: Card) -> tuple[Recipe, tuple[Substitution, ...
 
 def needed_bytes(recipe: Recipe, card: Card) -> int:
     """Bytes of the card that the recipe is predicted to need, reserve included."""
-    return round(_peak(recipe, card) * (1 + ALLOCATOR_SHARE)) + CONTEXT_BYTES
+    return round(_peak(recipe, card) * (1 + allocator_share(recipe))) + CONTEXT_BYTES
+
+
+def allocator_share(recipe: Recipe) -> float:
+    """What the allocator takes beyond the peak of the tensors, as a share of it."""
+    return ALLOCATOR_SHARE if is_counted(recipe) else GRAPHS_SHARE
 
 
 def fits(recipe: Recipe, card: Card) -> bool:
@@ -60,14 +70,35 @@ def fits(recipe: Recipe, card: Card) -> bool:
 
 
 def largest_micro_batch(recipe: Recipe, card: Card) -> int:
-    """The largest micro-batch that fits, 0 if none does; by bisection, because more sequences never need less."""
+    """The largest micro-batch that fits with a reserve, 0 if none does."""
+    return _largest(lambda size: fits(recipe.but(micro_batch=size), card))
+
+
+def planned_micro_batch(recipe: Recipe, limit_bytes: int | None, capability: tuple[int, int] | None) -> int:
+    """Where a search by trying should begin: the largest micro-batch whose planned peak the allocator could just hold.
+
+    It dares more than `largest_micro_batch`, because a try that fails costs no more than one that fits. 0 without a
+    guess: no limit (a CPU), a recipe that the formulas do not know, or not even one sequence.
+    """
+    if limit_bytes is None or not_modelled(recipe):
+        return 0
+
+    def holds(size: int) -> bool:
+        plan = plan_memory(recipe.but(micro_batch=size), capability=capability or (9, 0))
+        return plan.peak_allocated_bytes <= DARING * limit_bytes
+
+    return _largest(holds)
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """By bisection, because more sequences never need less."""
     low, high = 0, 1
-    while high <= LARGEST_MICRO_BATCH and fits(recipe.but(micro_batch=high), card):
+    while high <= LARGEST_MICRO_BATCH and fits(high):
         low, high = high, 2 * high
     high = min(high, LARGEST_MICRO_BATCH + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(recipe.but(micro_batch=middle), card) else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
@@ -79,8 +110,7 @@ def switches(recipe: Recipe, card: Card) -> list[Step]:
     steps: list[Step] = []
     for change, cost in SWITCHES:
         field, value = next(iter(change.items()))
-        # A form of checkpointing that recipes have no field for yet is no choice; a smaller format is never undone.
-        if field not in CHOICES or getattr(recipe, field) == value or not _has_units(card, value):
+        if getattr(recipe, field) == value or not _has_units(card, value):
             continue
         after = recipe.but(**change)
         saved = _peak(recipe, card) - _peak(after, card)

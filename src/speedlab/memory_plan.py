@@ -12,7 +12,6 @@ from speedlab.memory_activations import (
     FLOAT32,
     INT64,
     SIXTEEN_BITS,
-    checkpointing_of,
     kept_activations,
     kept_by_block,
     layer_norm,
@@ -186,7 +185,7 @@ def not_modelled(recipe: Recipe) -> tuple[str, ...]:
     unknown = [name for name in values if name not in MODELLED and values[name] != plain[name]]
     if recipe.optimizer not in KNOWN_OPTIMIZERS:
         unknown.append("optimizer")
-    if checkpointing_of(recipe) not in KNOWN_CHECKPOINTING:
+    if recipe.checkpointing not in KNOWN_CHECKPOINTING:
         unknown.append("checkpointing")
     return tuple(unknown)
 

@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "qkv_projection": ("separate", "merged"),
     "compile": ("off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "vocabulary": ("exact", "padded"),
+    "checkpointing": ("off", "every_block", "every_second_block", "feed_forward", "selective", "offload"),
     "loss": ("plain", "compiled", "liger", "in_place"),
     "feed_forward": ("separate", "sigmoid", "fused"),
     "residual": ("separate", "fused"),
@@ -79,6 +80,8 @@ class Recipe:
 
     # Not a rung of the ten chapters.
     accumulation: int = 1  # micro-batches per optimizer step
+    checkpointing: str = "off"  # which activations are not kept for the backward pass
+    gradient_clip: float = 0.0  # largest norm of all gradients of a step together; 0 leaves them as they are
     learning_rate: float = 5e-4
     weight_decay: float = 0.1
     seed: int = 1234
@@ -96,7 +99,10 @@ class Recipe:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise BadInput(f"recipe field {name} is {value!r}: it must be a whole number of at least 1")
-        for name, low, high in (("dropout", 0.0, 1.0), ("learning_rate", 0.0, 10.0), ("weight_decay", 0.0, 10.0)):
+        for name, low, high in (
+            ("dropout", 0.0, 1.0), ("learning_rate", 0.0, 10.0), ("weight_decay", 0.0, 10.0),
+            ("gradient_clip", 0.0, 1e6),
+        ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
                 raise BadInput(f"recipe field {name} is {value!r}: it must be a number from {low} to below {high}")

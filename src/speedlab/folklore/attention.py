@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from speedlab.folklore.claim import Claim, Verdict, pending
+from speedlab.folklore import lab_attention
+from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, find, from_records
 from speedlab.folklore.formulas import SEVEN_B, attention_share, matrix_bytes
 from speedlab.ladder import NINE_STEPS
@@ -192,10 +193,6 @@ def on_chip(records: Sequence[Record]) -> Verdict:
     )
 
 
-def _share_at_7b() -> str:
-    return f"By formula attention has {form.percent(attention_share(SEVEN_B))} of the arithmetic there."
-
-
 CLAIMS = (
     Claim(
         key="mask_on_the_fly_131k", group=7, evidence_kind="formula", experiment=long_masks,
@@ -207,8 +204,8 @@ CLAIMS = (
         claim="The stored mask is one small buffer.", expectation="One in every layer.",
     ),
     Claim(
-        key="is_causal_halves_work", group=8, evidence_kind="nothing yet",
-        experiment=pending("one attention call, causal against full, per backend and context length"),
+        key="is_causal_halves_work", group=8, evidence_kind="experiments",
+        experiment=lab_attention.causal_halves,
         claim="`is_causal` halves the work.", expectation="Nearly, at long contexts; less where few tiles are skipped.",
     ),
     Claim(
@@ -227,19 +224,19 @@ CLAIMS = (
         expectation="bfloat16 saves more; 26 to 6 is the sum of all steps up to there.",
     ),
     Claim(
-        key="flash_differs_1e_6", group=10, evidence_kind="nothing yet",
-        experiment=pending("outputs and gradients of plain and fused attention, each against float64, on a GPU"),
+        key="flash_differs_1e_6", group=10, evidence_kind="experiments",
+        experiment=lab_attention.difference,
         claim="FlashAttention's output differs from plain attention's by about 1e-6.",
         expectation="Its kernels take 16-bit numbers only, so both differ from float64 by 16-bit rounding.",
     ),
     Claim(
-        key="flash_regularises", group=10, evidence_kind="nothing yet",
-        experiment=pending("validation loss over some thousand steps with both, several seeds each"),
+        key="flash_regularises", group=10, evidence_kind="experiments",
+        experiment=lab_attention.regularises,
         claim="FlashAttention's rounding acts as regularisation.", expectation="No evidence that it does.",
     ),
     Claim(
-        key="allow_tf32_consistent", group=10, evidence_kind="nothing yet",
-        experiment=pending("repeated outputs of the 16-bit kernel with TF32 on and off, and in deterministic mode"),
+        key="allow_tf32_consistent", group=10, evidence_kind="experiments",
+        experiment=lab_attention.consistent_without_tf32,
         claim="`allow_tf32=False` makes FlashAttention's results consistent.",
         expectation="No effect on 16-bit kernels; deterministic mode is the lever, and it costs time.",
     ),
@@ -253,8 +250,8 @@ CLAIMS = (
         claim="In a 7B model at 4,096 tokens attention is most of the arithmetic.", expectation="A seventh.",
     ),
     Claim(
-        key="flash_3x_7b", group=11, evidence_kind="nothing yet",
-        experiment=pending("one layer of a 7B model at 4,096 tokens, forward and backward, both ways", _share_at_7b),
+        key="flash_3x_7b", group=11, evidence_kind="experiments",
+        experiment=lab_attention.layer_of_7b,
         claim="FlashAttention trains a 7B model at 4,096 tokens nearly 3x faster.",
         expectation="Far less: what it speeds up is a small part.",
     ),

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from speedlab.errors import BadInput, check_choice
+from speedlab.records.experiment import Experiment as Recorded
 from speedlab.records.published import sources
 from speedlab.records.record import Record
 
 VERDICTS = ("confirmed", "refuted", "depends", "not_decided")
-# What an experiment looks at. "nothing yet": it takes a run that nobody has made.
-EVIDENCE = ("records", "data sheets", "formula", "source code", "nothing yet")
+# What an experiment looks at: records of ladders, experiments of the labs, or neither. "nothing yet": it takes a run
+# that nobody has made.
+EVIDENCE = ("records", "experiments", "data sheets", "formula", "source code", "nothing yet")
 GROUPS = range(1, 33)
 
 
@@ -39,15 +41,17 @@ class Verdict:
             raise BadInput(f"verdict {self.verdict}: there is no verdict without evidence")
 
 
-Experiment: TypeAlias = Callable[[Sequence[Record]], Verdict]
+# Of the records, and where the evidence is "experiments" of these as well.
+Experiment: TypeAlias = Callable[..., Verdict]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One thing that people say, and the experiment that judges it.
 
-    claim: in our own words; expectation: what we expect, and why; experiment: records -> Verdict, the first line of
-    its docstring says what it does; figures: keys of the published sources whose figures it is about.
+    claim: in our own words; expectation: what we expect, and why; experiment: records (and experiments of the labs,
+    where the evidence is of that kind) -> Verdict, the first line of its docstring says what it does; figures: keys of
+    the published sources whose figures it is about.
     """
 
     key: str
@@ -73,8 +77,10 @@ class Claim:
         """What the experiment does, in one line."""
         return self.experiment.__doc__.strip().splitlines()[0]
 
-    def judge(self, records: Sequence[Record]) -> Verdict:
-        """The verdict that these records, data sheets and formulas bear out."""
+    def judge(self, records: Sequence[Record], experiments: Sequence[Recorded] = ()) -> Verdict:
+        """The verdict that these records and experiments of the labs, data sheets and formulas bear out."""
+        if self.evidence_kind == "experiments":
+            return self.experiment(records, experiments)
         return self.experiment(records)
 
 

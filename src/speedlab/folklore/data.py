@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from speedlab.folklore.claim import Claim, Verdict, pending
+from speedlab.folklore import lab_host
+from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, from_records, kind_ms
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
@@ -76,14 +77,14 @@ CLAIMS = (
         claim="Pinned memory is invisible.", expectation="It shows as soon as the host would wait for the copy.",
     ),
     Claim(
-        key="worker_rules", group=26, evidence_kind="nothing yet",
-        experiment=pending("time waiting for the loader against the number of workers, ids in memory and text parsed"),
+        key="worker_rules", group=26, evidence_kind="experiments",
+        experiment=lab_host.worker_rules,
         claim="Use as many loader workers as cores less one, or two for each GPU.",
         expectation="With ids in memory none is needed; a rule needs the cost of a sample.",
     ),
     Claim(
-        key="persistent_workers_cure_leaks", group=26, evidence_kind="nothing yet",
-        experiment=pending("memory of workers over an epoch, a Python list against one array (a CPU will do)"),
+        key="persistent_workers_cure_leaks", group=26, evidence_kind="experiments",
+        experiment=lab_host.worker_memory,
         claim="`persistent_workers` cures memory leaks.",
         expectation="Growth comes from copying on write when reference counts of Python lists change.",
     ),
@@ -91,5 +92,10 @@ CLAIMS = (
         key="gpu_util_shows_saturation", group=27, evidence_kind="records", experiment=busy_but_slow,
         claim="GPU-Util near 100 % shows that the card is saturated.",
         expectation="It counts the time in which any kernel runs, whatever that kernel makes of the card.",
+    ),
+    Claim(
+        key="gpu_util_is_share_of_card", group=27, evidence_kind="experiments", experiment=lab_host.busy_counter,
+        claim="GPU-Util says how much of the card is in use.",
+        expectation="One thread that adds one to one number keeps it near 100 %.",
     ),
 )  # fmt: skip

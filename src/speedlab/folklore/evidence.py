@@ -1,20 +1,26 @@
-"""How experiments look into records: the rungs they need, ratios between them, kernels by name. It judges nothing."""
+"""How claims look into records and experiments: rungs, ratios, kernels by name, rows. It judges nothing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import groupby
+from statistics import median
+from typing import Any, TypeVar
 
 from speedlab.cards import find_card
 from speedlab.folklore.claim import Experiment, Verdict
 from speedlab.ladder import NINE_STEPS
 from speedlab.profile import PROFILES
 from speedlab.records import stats
+from speedlab.records.experiment import Experiment as Recorded
+from speedlab.records.experiment import MissingField
 from speedlab.records.record import Record
 from speedlab.records.store import reading_order
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,88 @@ def from_records(
         return experiment
 
     return decorate
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The measured rows of one experiment of the labs on one GPU."""
+
+    experiment: Recorded
+
+    @property
+    def where(self) -> str:
+        """Opens a sentence of evidence: whose figures these are."""
+        gpu = self.experiment.machine["gpu"]
+        card = find_card(gpu) if gpu else None
+        return f"Measured on {card.title if card else self.experiment.device} (experiment {self.experiment.name}):"
+
+    def rows(self, **fields: Any) -> list[dict[str, Any]]:
+        """Measured rows that have these values."""
+        return [row for row in self.experiment.measured if all(row.get(name) == fields[name] for name in fields)]
+
+    def row(self, **fields: Any) -> dict[str, Any] | None:
+        """The first such row."""
+        return next(iter(self.rows(**fields)), None)
+
+
+def typical(row: dict[str, Any] | None, name: str) -> float | None:
+    """The median of the samples that a row holds under this name; None where there are none."""
+    samples = (row or {}).get(name)
+    return median(samples) if samples else None
+
+
+def from_experiment(
+    name: str, *, needs: str = "", known: Callable[[], str] = str, otherwise: Experiment | None = None
+) -> Callable[[Callable[[Lab], Verdict | None]], Experiment]:
+    """Make a function of an experiment's rows the experiment of a claim, undecided where it was not run on a GPU.
+
+    The function answers None where rows that it needs are missing; rows without a field that it reads are as good as
+    missing. known: what can be said without it, by formula. otherwise: what decides it without such a run, in place of
+    `needs` and `known`.
+    """
+
+    def decorate(function: Callable[[Lab], Verdict | None]) -> Experiment:
+        @wraps(function)
+        def experiment(records: Sequence[Record], experiments: Sequence[Recorded]) -> Verdict:
+            verdict = _told(name, function, experiments)
+            if verdict is None and otherwise is not None:
+                return otherwise(records)
+            return verdict or Verdict(verdict="not_decided", evidence=known(), needs=needs)
+
+        return experiment
+
+    return decorate
+
+
+def with_sentence(name: str, say: Callable[[Lab], str | None]) -> Callable[[Experiment], Experiment]:
+    """Put a measured sentence behind the evidence of an experiment over records, where this lab was run on a GPU."""
+
+    def decorate(function: Experiment) -> Experiment:
+        @wraps(function)
+        def experiment(records: Sequence[Record], experiments: Sequence[Recorded]) -> Verdict:
+            verdict = function(records)
+            sentence = _told(name, say, experiments)
+            return replace(verdict, evidence=f"{verdict.evidence} {sentence}".strip()) if sentence else verdict
+
+        return experiment
+
+    return decorate
+
+
+def _told(name: str, function: Callable[[Lab], Answer | None], experiments: Sequence[Recorded]) -> Answer | None:
+    """What the function makes of the GPU with the most measured rows; None without one, or where a field is missing."""
+    labs = [
+        Lab(one)
+        for one in experiments
+        if one.name == name and one.device != "cpu" and PROFILES[one.profile].publishable
+    ]
+    lab = max(labs, key=lambda lab: len(lab.experiment.measured), default=None)
+    if lab is None:
+        return None
+    try:
+        return function(lab)
+    except MissingField:
+        return None
 
 
 def calls(record: Record, pattern: str) -> float:

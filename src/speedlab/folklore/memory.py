@@ -3,60 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from speedlab.folklore.claim import Claim, Verdict, pending
-from speedlab.folklore.evidence import Found, from_records, kind_ms
-from speedlab.folklore.formulas import BYTES, GB, activation_bytes
-from speedlab.ladder import NINE_STEPS
-from speedlab.memory_activations import kept_by_block
+from speedlab.folklore import lab_memory
+from speedlab.folklore.claim import Claim, Verdict
+from speedlab.folklore.evidence import Found, from_records, kind_ms, with_sentence
+from speedlab.folklore.formulas import BYTES, GB
 from speedlab.memory_paper import state_bytes
-from speedlab.memory_plan import loss_bytes
 from speedlab.publishing import formatting as form
 from speedlab.records.record import Record
 
-# Blocks as chapter 7 leaves them: bfloat16, native layers, fused attention.
-RECIPE = NINE_STEPS.recipe_at("merged_qkv")
 SEVEN_BILLION = 7e9
 
 
-def _recomputed() -> str:
-    return (
-        f"By formula: a step is one forward and two backward products, so recomputing every forward pass adds "
-        f"{form.percent(1 / 3)} of arithmetic; attention backward and the optimizer make it less of the time."
-    )
-
-
-def group_sizes(records: Sequence[Record]) -> Verdict:
-    """Add up what is kept when groups of 1 to 12 blocks are checkpointed together, one group being run again."""
-    layers, block = RECIPE.num_layers, sum(kept_by_block(RECIPE).values())
-    size_of_input = activation_bytes(RECIPE, "bfloat16")
-    sizes = [size for size in range(1, layers + 1) if layers % size == 0]
-    kept = [layers // size * size_of_input + size * block for size in sizes]
-    listed = ", ".join(f"{form.gib(amount)} at {size}" for size, amount in zip(sizes, kept, strict=True))
-    saves_more = all(after < before for before, after in pairwise(kept))
-    return Verdict(
-        verdict="confirmed" if saves_more else "refuted",
-        evidence=f"By formula, GiB of activations at most for {layers} blocks by blocks per group: {listed}; without "
-        f"checkpointing {form.gib(layers * block)}. Each block is run again once, whatever the group.",
-        needs="time and memory over these group sizes, eager and compiled",
-    )
-
-
-def layer_norm_bytes(records: Sequence[Record]) -> Verdict:
-    """Compare what the LayerNorms of a block keep with what the block keeps, and making one again with a matmul."""
-    kept = kept_by_block(RECIPE)
-    norms, block = kept["layer norms"], sum(kept.values())
-    per_element, matmul = 8, 2 * RECIPE.embedding_width  # eight operations written out; a dot product of width C
-    return Verdict(
-        verdict="refuted" if norms / block >= 1 / 10 else "confirmed",
-        evidence=f"By formula, batch {RECIPE.micro_batch}, bfloat16: the two LayerNorms of a block keep their inputs "
-        f"and their outputs, {form.three_digits(norms / 2**20)} MiB, {form.percent(norms / block)} of all that the "
-        f"block keeps. Making one again takes some {per_element} operations per element, a matmul at least {matmul:,}.",
-        needs="a selective policy that keeps matmul and attention outputs and recomputes the rest, timed",
-    )
-
-
+@with_sentence("accumulation", lab_memory.accumulated)
 @from_records("padded_vocab", needs="rung padded_vocab of ladder nine-steps, with its kernels", kernels=True)
 def levers_of_speed(found: Found) -> Verdict:
     """Bound what accumulation and loading can gain: a step without optimizer and without any pause between kernels."""
@@ -97,43 +56,36 @@ def optimizer_bytes(records: Sequence[Record]) -> Verdict:
     )
 
 
-def _logits() -> str:
-    return (
-        f"By formula: the logits and their two gradients, which it need not hold at once, have "
-        f"{form.gib(loss_bytes(RECIPE))} GiB in bfloat16 at the first batch."
-    )
-
-
 CLAIMS = (
     Claim(
-        key="checkpointing_costs_30_percent", group=21, evidence_kind="nothing yet",
-        experiment=pending("time and memory of checkpointing every block at rung torch_compile, eager and compiled",
-                           _recomputed),
+        key="checkpointing_costs_30_percent", group=21, evidence_kind="experiments",
+        experiment=lab_memory.checkpointing_cost,
         claim="Checkpointing costs 30 %.", expectation="A third of arithmetic at most, less of the time.",
     ),
     Claim(
-        key="per_layer_is_slow", group=21, evidence_kind="nothing yet",
-        experiment=pending("time over group sizes 1, 2, 3, 4, 6 and 12, and over checkpoint_sequential's segments"),
+        key="per_layer_is_slow", group=21, evidence_kind="experiments",
+        experiment=lab_memory.larger_groups,
         claim="Checkpointing per layer is slow; larger blocks are faster.",
         expectation="Hardly: every block is run again once either way.",
     ),
     Claim(
-        key="fewer_checkpoints_save_more", group=21, evidence_kind="formula", experiment=group_sizes,
+        key="fewer_checkpoints_save_more", group=21, evidence_kind="experiments",
+        experiment=lab_memory.fewer_checkpoints,
         claim="Fewer checkpoints save more memory and cost more time.",
         expectation="Neither: a large group holds all its activations at once when it is run again.",
     ),
     Claim(
-        key="skip_layer_norm", group=22, evidence_kind="formula", experiment=layer_norm_bytes,
+        key="skip_layer_norm", group=22, evidence_kind="experiments", experiment=lab_memory.skipped_layer_norm,
         claim="LayerNorm can be left out of checkpointing, because it is small.",
         expectation="It keeps a full-width tensor and is the cheapest to make again.",
     ),
     Claim(
-        key="non_reentrant_needs_more", group=23, evidence_kind="nothing yet",
-        experiment=pending("peak memory of reentrant and non-reentrant checkpointing of the same blocks"),
+        key="non_reentrant_needs_more", group=23, evidence_kind="experiments",
+        experiment=lab_memory.non_reentrant,
         claim="Non-reentrant checkpointing needs more memory.", expectation="No difference worth the name.",
     ),
     Claim(
-        key="memory_levers_2_to_3x", group=23, evidence_kind="records", experiment=levers_of_speed,
+        key="memory_levers_2_to_3x", group=23, evidence_kind="experiments", experiment=levers_of_speed,
         claim="Accumulation, checkpointing and better loading give another 2-3x in speed.",
         expectation="The first two are levers of memory; little is left to gain for the third.",
     ),
@@ -147,8 +99,8 @@ CLAIMS = (
         claim="bfloat16 halves the optimizer's state.", expectation="Against float32; against float16 nothing halves.",
     ),
     Claim(
-        key="fused_cross_entropy_faster", group=25, evidence_kind="nothing yet",
-        experiment=pending("head and loss fused and apart at this width, time and peak memory", _logits),
+        key="fused_cross_entropy_faster", group=25, evidence_kind="experiments",
+        experiment=lab_memory.loss_in_chunks,
         claim="Fused linear cross-entropy is faster.", expectation="It saves memory; at this width hardly time.",
     ),
 )  # fmt: skip

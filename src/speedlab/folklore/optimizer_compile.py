@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from speedlab.folklore import lab_optimizer
 from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, calls, from_records, kind_calls, kind_ms
 from speedlab.folklore.formulas import parameter_tensors
@@ -169,7 +170,8 @@ def later_step(found: Found) -> Verdict:
 
 CLAIMS = (
     Claim(
-        key="adamw_default_loops", group=13, evidence_kind="records", experiment=default_adamw,
+        key="adamw_default_loops", group=13, evidence_kind="experiments",
+        experiment=lab_optimizer.default_form(default_adamw),
         claim="The default AdamW loops over the parameters.",
         expectation="On CUDA the default is foreach, a launch for many tensors at once.",
     ),
@@ -178,7 +180,8 @@ CLAIMS = (
         claim="The fused AdamW is one kernel.", expectation="A few launches: the list of tensors is cut into pieces.",
     ),
     Claim(
-        key="fused_gains_with_size", group=13, evidence_kind="records", experiment=optimizer_share,
+        key="fused_gains_with_size", group=13, evidence_kind="experiments",
+        experiment=lab_optimizer.gain_with_size(optimizer_share),
         claim="A fused optimizer gains more on larger models.",
         expectation="Its share falls with the tokens per update, not with size alone.",
     ),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from speedlab.cards import CARDS, find_card
+from speedlab.folklore import lab_host
 from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, calls, find, from_records, kind_ms
 from speedlab.folklore.formulas import lost_above, to_bfloat16, total_parameters
@@ -221,6 +222,11 @@ CLAIMS = (
         key="amp_halves_gradients", group=5, evidence_kind="records", experiment=autocast_grad_format,
         claim="Mixed precision halves the gradients.",
         expectation="`.grad` has the format of its weight, and the weights stay float32.",
+    ),
+    Claim(
+        key="autocast_all_in_16_bits", group=5, evidence_kind="experiments", experiment=lab_host.autocast_formats,
+        claim="Under autocast the whole forward pass runs in 16 bits.",
+        expectation="Matmuls do; norms, softmax and the loss answer in float32.",
     ),
     Claim(
         key="t4_no_tensor_cores", group=6, evidence_kind="data sheets", experiment=t4_units,

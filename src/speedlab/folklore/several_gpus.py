@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from speedlab.folklore import lab_host
 from speedlab.folklore.claim import Claim, Verdict, pending
 from speedlab.folklore.source import code_lines, package_source
 from speedlab.publishing import formatting as form
@@ -87,8 +88,8 @@ CLAIMS = (
         expectation="On the first node; on the second LOCAL_RANK does.",
     ),
     Claim(
-        key="finished_reduction_torch_cat", group=29, evidence_kind="nothing yet",
-        experiment=pending("two gloo processes: torch.cat, an unused parameter and reentrant checkpointing in turn"),
+        key="finished_reduction_torch_cat", group=29, evidence_kind="experiments",
+        experiment=lab_host.finished_reduction,
         claim="\"Expected to have finished reduction\" comes from `torch.cat`.",
         expectation="From parameters that took no part in the loss, or from reentrant checkpointing.",
     ),

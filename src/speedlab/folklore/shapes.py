@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 
-from speedlab.folklore.claim import Claim, Verdict, pending
+from speedlab.folklore import lab_steps
+from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, calls, from_records, kind_ms, name_ms
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records.published import load, published_row
 from speedlab.records.record import KERNEL_KINDS, Record
-from speedlab.work import nominal_flops_per_token
 
 # GEMM kernels whose operands are not aligned carry it in their names.
 UNALIGNED = r"_align1\b"
@@ -74,14 +74,6 @@ def tile_sizes(found: Found) -> Verdict:
     )
 
 
-def _rows_of_a_batch() -> str:
-    recipe = Recipe()
-    return (
-        f"By formula: a matmul's rows are batch x {recipe.context_length:,}, a multiple of {recipe.context_length:,} "
-        "for every batch, so that its alignment cannot depend on the batch."
-    )
-
-
 @from_records("torch_compile", "padded_vocab", needs="rungs torch_compile and padded_vocab of ladder nine-steps")
 def alignment_gain(found: Found) -> Verdict:
     """Set our gain from padding beside the published ones."""
@@ -128,20 +120,6 @@ def padded_loss(records: Sequence[Record]) -> Verdict:
     return Verdict(verdict="depends", on_what="whether the loss leaves the padded logits out", evidence=text)
 
 
-def context_or_batch(records: Sequence[Record]) -> Verdict:
-    """Count the arithmetic of a token at four times the context, and at four times the batch."""
-    recipe = Recipe()
-    longer = nominal_flops_per_token(recipe.but(context_length=4 * recipe.context_length))
-    larger = nominal_flops_per_token(recipe.but(micro_batch=4 * recipe.micro_batch))
-    base = nominal_flops_per_token(recipe)
-    return Verdict(
-        verdict="refuted" if longer != larger else "confirmed",
-        evidence=f"By formula: four times the batch costs {form.three_digits(larger / base)} times the FLOPs per "
-        f"token, four times the context {form.three_digits(longer / base)} times.",
-        needs="a grid of batch and context at equal memory, in tokens/s",
-    )
-
-
 CLAIMS = (
     Claim(
         key="padding_for_bandwidth", group=17, evidence_kind="records", experiment=what_padding_changes,
@@ -154,9 +132,8 @@ CLAIMS = (
         expectation="The tiles of a thread block are far larger and not square.",
     ),
     Claim(
-        key="batch_power_of_two", group=18, evidence_kind="nothing yet",
-        experiment=pending("a sweep of batches 24, 28, 30, 31, 32, 33, 40 and 48 at rung padded_vocab",
-                           _rows_of_a_batch),
+        key="batch_power_of_two", group=18, evidence_kind="experiments",
+        experiment=lab_steps.batch_power_of_two,
         claim="The batch must be a power of two.", expectation="No: the number of rows is aligned for every batch.",
     ),
     Claim(
@@ -174,13 +151,13 @@ CLAIMS = (
         claim="Padding the vocabulary leaves the loss as it is.", expectation="A small shift, unless they are masked.",
     ),
     Claim(
-        key="padded_logits_need_masks", group=19, evidence_kind="nothing yet",
-        experiment=pending("training with padded logits masked, unmasked, and rows set to zero; then sampling"),
+        key="padded_logits_need_masks", group=19, evidence_kind="experiments",
+        experiment=lab_steps.padded_logits,
         claim="Padded logits have to be masked, in the loss and when sampling.",
         expectation="Sampling must; the loss soon learns to avoid them.",
     ),
     Claim(
-        key="context_or_batch", group=20, evidence_kind="formula", experiment=context_or_batch,
+        key="context_or_batch", group=20, evidence_kind="experiments", experiment=lab_steps.context_or_batch,
         claim="A longer context and a larger batch come to the same.",
         expectation="No: attention's share grows with the context.",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from speedlab.folklore import lab_steps
 from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.evidence import Found, find, from_records
 from speedlab.ladder import NINE_STEPS
@@ -88,21 +89,6 @@ def flash_memory(found: Found) -> Verdict:
     return Verdict(verdict="depends", on_what="the share that scores have in the memory before", evidence=text)
 
 
-def speed_is_all(records: Sequence[Record]) -> Verdict:
-    """Compare updates per token along the ladder; hours to a fixed loss need long runs."""
-    needs = "hours to a fixed validation loss for rungs padded_vocab, batch_size and data_parallel on real text"
-    found = find(records, "padded_vocab", TOP)
-    if found is None:
-        return Verdict(verdict="not_decided", needs=needs)
-    ratio = found.speedup("padded_vocab", TOP)
-    fewer = found[TOP].tokens_per_step / found["padded_vocab"].tokens_per_step
-    return Verdict(
-        verdict="not_decided", needs=needs,
-        evidence=f"{found.where} the larger batch trains {form.ratio(ratio.value, clear=ratio.clear)} as many tokens "
-        f"in the same time with {form.three_digits(fewer)} times fewer updates per token.",
-    )  # fmt: skip
-
-
 def _shares(rates: dict[str, float]) -> tuple[float, float]:
     """The part of three changes in the way from baseline to top: (by added tokens/s, by logarithms)."""
     added = sum(rates[after] - rates[before] for before, after in THREE)
@@ -170,7 +156,7 @@ CLAIMS = (
         expectation="The accounts disagree: what else is in memory decides.",
     ),
     Claim(
-        key="tokens_per_s_matter", group=32, evidence_kind="records", experiment=speed_is_all,
+        key="tokens_per_s_matter", group=32, evidence_kind="experiments", experiment=lab_steps.tokens_or_loss,
         claim="Tokens per second is what matters.",
         expectation="Hours to a loss matter, and batch and GPUs change the number of updates.",
     ),

@@ -75,14 +75,14 @@ def _train(bench: Workbench, recipe: Recipe) -> dict[str, Any]:
     steps = max(1, round(budget_s / POINTS / step_s))  # between two points
     curve: dict[str, list[float]] = {
         "updates": [0], "tokens": [0], "seconds": [0.0], "train_loss": [],
-        "validation_loss": [_validation_loss(step, validation)],
+        "validation_loss": [validation_loss(step, validation)],
     }  # fmt: skip
     while curve["seconds"][-1] < budget_s:
         losses: list[Any] = []
         with collector_at_rest():
             seconds = seconds_of(lambda into=losses: into.extend(step(batches) for _ in range(steps)), bench.device)
         found = {"train_loss": torch.stack(losses).float().mean().item()}
-        found["validation_loss"] = _validation_loss(step, validation)
+        found["validation_loss"] = validation_loss(step, validation)
         if not all(map(math.isfinite, found.values())):
             return curve | {"diverged_after_s": curve["seconds"][-1] + seconds}
         curve["seconds"].append(curve["seconds"][-1] + seconds)
@@ -100,7 +100,7 @@ def split(tokens: Any, context_length: int) -> tuple[Any, Any]:
     return tokens[:-held], tokens[-held:].reshape(windows, context_length + 1)
 
 
-def _validation_loss(step: Any, windows: Any) -> float:
+def validation_loss(step: Any, windows: Any) -> float:
     """Mean loss in nats over all positions. The plain module is asked, so that nothing is compiled for it."""
     import torch
 

@@ -48,6 +48,34 @@ ENTRIES: tuple[Entry, ...] = (
         function="speedlab.labs.memory_planner:predicted_against_measured",
     ),
     Entry(
+        name="folklore_micro", function="speedlab.labs.folklore_micro:folklore_micro",
+        question="Optimizers, autocast, head and loss, the busy counter: what do they do one by one?",
+    ),
+    Entry(
+        name="folklore_training", function="speedlab.labs.folklore_training:folklore_training",
+        question="Must padded logits be masked, and does fused attention regularise?",
+    ),
+    Entry(
+        name="folklore_host", function="speedlab.labs.folklore_host:folklore_host",
+        question="Where does the memory of loader processes go, and what does DDP complain about?",
+    ),
+    Entry(
+        name="batch_probe", function="speedlab.labs.batch_probe:run",
+        question="How fast is a step over its micro-batch, over batch and context at equal tokens, and what fits?",
+    ),
+    Entry(
+        name="checkpointing", function="speedlab.labs.checkpointing:run",
+        question="What does each way of checkpointing cost in time and save in memory, and do the gradients stay?",
+    ),
+    Entry(
+        name="memory_limits", function="speedlab.labs.memory_limits:run",
+        question="Which batch and context does checkpointing buy on smaller cards, and how full should a card be?",
+    ),
+    Entry(
+        name="accumulation", function="speedlab.labs.accumulation:run",
+        question="What does gradient accumulation cost in speed and memory, and does it give the same gradients?",
+    ),
+    Entry(
         name="precision_formats", function="speedlab.labs.precision:precision_formats",
         question="Which gradients and updates of this model are lost in which number format?",
     ),

@@ -136,8 +136,22 @@ class Watcher:
 
 def watch(device: torch.device) -> Watcher:
     """A watcher of this device: of its card by its id, whatever CUDA_VISIBLE_DEVICES says; of nothing on a CPU."""
+    return Watcher(_uuid(device))
+
+
+def busy_percent(device: torch.device) -> int | None:
+    """The counter "GPU-Util": part of the driver's last period in which some kernel ran; None where it is not told."""
+    uuid, nvml = _uuid(device), _ask(_import_nvml)
+    if uuid is None or nvml is None or _ask(lambda: (nvml.nvmlInit(), True)) is None:
+        return None
+    percent = _ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu))
+    _ask(nvml.nvmlShutdown)
+    return percent
+
+
+def _uuid(device: torch.device) -> str | None:
     uuid = _ask(lambda: str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None
-    return Watcher(uuid and (uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))
+    return uuid and (uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
 
 
 def joules_of_all(energy_j: float | None, place: Place) -> float | None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from speedlab.errors import NotAvailable
 from speedlab.training.optimizer import build_optimizer
 from speedlab.training.step import TrainingStep
 
@@ -26,6 +27,7 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+NO_SUCH_KERNEL = re.compile(r"[Nn]o (viable backend|available kernel)")
 # cuBLAS repeats its sums only in a workspace of fixed size, and reads this when it starts, once for each process.
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -107,9 +109,14 @@ def operations(device: torch.device) -> dict[str, Callable[[], list[Tensor]]]:
     table, x = number(vocabulary, width), number(batch * tokens, width)
     qkv = [number(batch, heads, tokens, width // heads) for _ in range(3)]
 
-    def attention(backend: SDPBackend) -> list[Tensor]:
+    def attention(name: str, backend: SDPBackend) -> list[Tensor]:
         with sdpa_kernel(backend):
-            return gradients(partial(F.scaled_dot_product_attention, is_causal=True), *qkv)
+            try:
+                return gradients(partial(F.scaled_dot_product_attention, is_causal=True), *qkv)
+            except RuntimeError as error:
+                if not NO_SUCH_KERNEL.search(str(error)):
+                    raise
+                raise NotAvailable(f"attention kernel {name} does not run here: {str(error).split('. ')[0]}") from error
 
     def cross_entropy() -> list[Tensor]:
         logits = F.linear(x, table).detach().requires_grad_()
@@ -121,7 +128,7 @@ def operations(device: torch.device) -> dict[str, Callable[[], list[Tensor]]]:
     added = number(200_000, kind=torch.float32).detach()
     return {
         "token table": lambda: gradients(partial(F.embedding, ids), table),
-        **{f"attention, {name}": partial(attention, backend) for name, backend in BACKENDS.items()},
+        **{f"attention, {name}": partial(attention, name, backend) for name, backend in BACKENDS.items()},
         "cross-entropy": cross_entropy,
         "LayerNorm": lambda: gradients(lambda a, w, b: F.layer_norm(a, (width,), w, b), x, *norm),
         "linear, square": lambda: gradients(F.linear, x, square),

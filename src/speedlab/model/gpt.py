@@ -65,7 +65,13 @@ class GPT(nn.Module):
             raise BadInput(f"sequence of {num_tokens} tokens: this model's context holds {self.context_length}")
         positions_T = torch.arange(num_tokens, device=tokens_BT.device)
         x_BTC = self.dropout(self.token_table(tokens_BT) + self.position_table(positions_T))
-        return self.head(self.trunk(self.blocks, self.final_norm, x_BTC))
+        return self.head(self.trunk(self, x_BTC))
+
+    def run_blocks(self, x_BTC: Tensor) -> Tensor:
+        """All blocks in order: (B, T, C) -> (B, T, C). Checkpointing replaces it or the blocks' own `forward`."""
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        return x_BTC
 
     def num_parameters(self) -> int:
         """Distinct weights; a tied head counts once."""

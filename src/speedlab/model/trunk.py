@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from speedlab.fused.residual_norm import residual_norm
 
 
-def separate_trunk(blocks: nn.ModuleList, final_norm: nn.Module, x_BTC: Tensor) -> Tensor:
+def separate_trunk(model: nn.Module, x_BTC: Tensor) -> Tensor:
     """Each block adds to the stream what it computed; each norm reads the stream anew."""
-    for block in blocks:
-        x_BTC = block(x_BTC)
-    return final_norm(x_BTC)
+    return model.final_norm(model.run_blocks(x_BTC))
 
 
-def fused_trunk(blocks: nn.ModuleList, final_norm: nn.Module, x_BTC: Tensor) -> Tensor:
+def fused_trunk(model: nn.Module, x_BTC: Tensor) -> Tensor:
     """The same in another grouping: each addition to the stream makes the norm that reads it next.
 
     Attention's norm belongs to the addition of the block before, and the first one stands alone.
     """
+    blocks, final_norm = model.blocks, model.final_norm
     y_BTC = blocks[0].attention_norm(x_BTC)
     norms_after = [*(block.attention_norm for block in blocks[1:]), final_norm]
     for block, norm_after in zip(blocks, norms_after, strict=True):

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from speedlab.folklore.claim import VERDICTS, Claim, Verdict
 from speedlab.folklore.claims import THEMES
 from speedlab.publishing.tables import Table
+from speedlab.records.experiment import Experiment
 from speedlab.records.published import sources
 from speedlab.records.record import Record
 
 WORDS = {"confirmed": "confirmed", "refuted": "refuted", "depends": "it depends", "not_decided": "not decided yet"}
 
 
-def folklore_section(records: Sequence[Record]) -> str:
+def folklore_section(records: Sequence[Record], experiments: Sequence[Experiment] = ()) -> str:
     """A count by verdict, then every claim under the heading of its theme, as Markdown."""
-    judged = {theme: [(claim, claim.judge(records)) for claim in claims] for theme, claims in THEMES.items()}
+    judged = {
+        theme: [(claim, claim.judge(records, experiments)) for claim in claims] for theme, claims in THEMES.items()
+    }
     verdicts = [verdict for pairs in judged.values() for _, verdict in pairs]
     parts = [_counts(verdicts)]
     for theme, pairs in judged.items():

@@ -20,7 +20,9 @@ from speedlab.publishing.diagrams import write_diagrams
 from speedlab.publishing.folklore_page import folklore_section
 from speedlab.publishing.memory_parts import memory_section
 from speedlab.publishing.page_tables import page_tables
+from speedlab.publishing.referee_tables import determinism_section, harness_section, loss_section
 from speedlab.publishing.tables import Row, by_ladder, published_table, table_title
+from speedlab.records.experiment import committed_experiments, read_experiments
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_records, reading_order, write_text_atomic
@@ -57,7 +59,11 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     writer.fragment("results_other", "".join(map(_other_section, others)) or "No other records are committed yet.\n")
     writer.fragment("results_run", _run_section(report_rows(_read(run_records)) if run_records else []))
     writer.fragment("published", _published_section())
-    writer.fragment("folklore", folklore_section(committed))
+    experiments = read_experiments(committed_experiments())
+    writer.fragment("folklore", folklore_section(committed, experiments))
+    writer.fragment("harness_overhead", harness_section(experiments))
+    writer.fragment("determinism", determinism_section(experiments))
+    writer.fragment("loss_against_time", loss_section(experiments, writer.figure))
     writer.fragment("troubleshooting", troubleshooting_section())
     writer.fragment("environment", facts.machines(committed) or "No records are committed yet.\n")
     writer.paths += write_diagrams(book / FOLDER / "diagrams")

@@ -6,8 +6,8 @@ from typing import Any
 
 from speedlab.cards import Card
 from speedlab.memory_fit import (
-    ALLOCATOR_SHARE,
     CONTEXT_BYTES,
+    allocator_share,
     fits,
     largest_micro_batch,
     needed_bytes,
@@ -37,7 +37,7 @@ def memory_values(recipe: Recipe, card: Card, notes: tuple[str, ...] = ()) -> di
         "parameters": total_parameters(recipe),
         **plan.as_dict(),
         "card": {"slug": card.slug, "title": card.title, "memory_bytes": round(card.memory_gib * 2**30)},
-        "reserve": {"context_bytes": CONTEXT_BYTES, "allocator_share": ALLOCATOR_SHARE},
+        "reserve": {"context_bytes": CONTEXT_BYTES, "allocator_share": allocator_share(recipe)},
         "needed_bytes": needed_bytes(recipe, card),
         "fits": fits(recipe, card),
         "largest_micro_batch": largest_micro_batch(recipe, card),
@@ -85,7 +85,8 @@ def memory_report(recipe: Recipe, card: Card, notes: tuple[str, ...] = ()) -> st
 
 def _verdict(values: dict[str, Any], card: Card) -> str:
     need, has = _gib(values["needed_bytes"]), _gib(values["card"]["memory_bytes"])
-    reserve = f"{form.percent(ALLOCATOR_SHARE)} for the allocator's unused blocks and {_gib(CONTEXT_BYTES)} for CUDA"
+    share = form.percent(values["reserve"]["allocator_share"])
+    reserve = f"{share} for the allocator's unused blocks and {_gib(CONTEXT_BYTES)} for CUDA"
     return f"{card.title}, {has} GiB: {'fits' if values['fits'] else 'does not fit'}, with {need} GiB ({reserve})"
 
 

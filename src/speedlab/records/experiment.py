@@ -33,6 +33,20 @@ CHECKS: dict[str, Check] = {
 }
 
 
+class MissingField(BadInput):
+    """A row lacks a field that its reader needs: an older program wrote it, or another one."""
+
+
+class Row(dict):
+    """A row of an experiment, as JSON has it. `row["name"]` of a field that is not there is `MissingField`."""
+
+    source = "an experiment"
+
+    def __missing__(self, name: str) -> Any:
+        known = ", ".join(map(str, self))
+        raise MissingField(f"{self.source}: a row has no field {name}, only {known}: measure this experiment again")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """What one experiment gave on one device. Making one checks every value; `BadInput` names what is wrong.
@@ -69,6 +83,10 @@ class Experiment:
             check.one_of(STATUSES)(f"rows[{index}].status", row.get("status"))
             if row["status"] != "measured":
                 check.text(f"rows[{index}].reason", row.get("reason"))
+        rows = [Row(row) for row in self.rows]
+        for row in rows:
+            row.source = f"experiment {self.name} on {self.device}"
+        object.__setattr__(self, "rows", rows)
 
     @property
     def measured(self) -> list[dict[str, Any]]:

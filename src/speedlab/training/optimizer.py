@@ -37,6 +37,16 @@ def build_optimizer(
     )
 
 
+def clip_gradients(recipe: Recipe, parameters: Iterable[nn.Parameter]) -> None:
+    """Scale all gradients down together where their joint norm exceeds `recipe.gradient_clip` (Pascanu et al. 2013).
+
+    The norm stays on the device: nothing waits for it. A norm that is not finite makes every gradient so; a gradient
+    scaler has seen that before and skips the step.
+    """
+    if recipe.gradient_clip:
+        nn.utils.clip_grad_norm_(parameters, recipe.gradient_clip)
+
+
 class MasterWeights:
     """AdamW on float32 copies of 16-bit parameters (Micikevicius et al. 2018, section 3.1).
 
@@ -45,6 +55,7 @@ class MasterWeights:
     """
 
     def __init__(self, recipe: Recipe, parameters: list[nn.Parameter], masters: list[Tensor]) -> None:
+        self.recipe = recipe
         self.parameters = parameters
         self.masters = [nn.Parameter(master) for master in masters]
         self.optimizer = build_optimizer(recipe, self.masters)
@@ -57,6 +68,7 @@ class MasterWeights:
     def step(self) -> None:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.float()
+        clip_gradients(self.recipe, self.masters)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         torch._foreach_copy_(self.parameters, self.masters)

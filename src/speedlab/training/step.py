@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from speedlab.fused.cross_entropy import in_place_cross_entropy
 from speedlab.model import GPT, load_weights
 from speedlab.recipe import Recipe
+from speedlab.training.checkpointing import apply_checkpointing, check_parallel
 from speedlab.training.losses import liger_loss, token_loss
-from speedlab.training.optimizer import build_optimizer
+from speedlab.training.optimizer import MasterWeights, build_optimizer, clip_gradients
 from speedlab.training.precision import autocast, matmul_precision, precision_of
 
 Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, int64 (B, T) each
@@ -110,8 +111,11 @@ class TrainingStep:
         # Copied before the cast, so that they start from the full weights.
         masters = [p.detach().clone() for p in self.model.parameters()] if self.precision.masters else None
         self.model.to(dtype=self.precision.weights)
+        apply_checkpointing(recipe, self.model)
         self.optimizer = build_optimizer(recipe, self.model.parameters(), masters)
         self.scaler = torch.amp.GradScaler(device.type) if self.precision.scaled else None
+        if parallelize:
+            check_parallel(recipe)
         self.parallel = parallelize(self.model) if parallelize else None
         # In one graph with the model, the loss is computed there; every other form takes the logits that come out.
         self.loss_is_compiled = recipe.loss == "compiled" and recipe.compile != "off"
@@ -134,12 +138,24 @@ class TrainingStep:
                 # DDP decides in the forward pass whether this backward pass exchanges gradients.
                 with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
                     mean_loss += self._forward_backward(*next(batches)) / self.recipe.accumulation
-            if self.scaler is None:
-                self.optimizer.step()
-            else:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
+            self.update()
             return mean_loss
+
+    def update(self) -> None:
+        """The optimizer's part of a step, once for all its micro-batches: unscale, clip, move the weights.
+
+        The gradients are those of the mean loss by now, so the limit means the same however the batch was split up.
+        """
+        if self.scaler is None:
+            if not isinstance(self.optimizer, MasterWeights):  # that clips the float32 gradients that it makes
+                clip_gradients(self.recipe, self.model.parameters())
+            self.optimizer.step()
+            return
+        if self.recipe.gradient_clip:
+            self.scaler.unscale_(self.optimizer)  # otherwise the limit would be compared with scaled gradients
+            clip_gradients(self.recipe, self.model.parameters())
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     @property
     def skipped(self) -> int | None:
