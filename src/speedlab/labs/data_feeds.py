@@ -65,21 +65,30 @@ def mapped(
 
 @contextmanager
 def tokenised_online(
-    documents: Sequence[str], ranks: int | None, recipe: Recipe, device: torch.device, *, workers: int = 0
+    documents: Sequence[str],
+    ranks: int | None,
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    workers: int = 0,
+    pin: bool = True,
 ) -> Iterator[Iterator]:
-    """Text that is encoded when its batch is asked for, or ahead of it by worker processes."""
+    """Text that is encoded when its batch is asked for, or ahead of it by worker processes. pin: through page-locked
+    memory, without waiting for the copy."""
     windows = OnlineWindows(
         documents, ranks=ranks, micro_batch=recipe.micro_batch, context_length=recipe.context_length
     )
-    loader = DataLoader(windows, batch_size=None, num_workers=workers, pin_memory=device.type == "cuda",
-                        generator=torch.Generator().manual_seed(recipe.seed))  # fmt: skip
-    batches = _carried(loader, device)
+    loader = DataLoader(
+        windows, batch_size=None, num_workers=workers, pin_memory=pin and device.type == "cuda",
+        generator=torch.Generator().manual_seed(recipe.seed),
+    )  # fmt: skip
+    batches = _carried(loader, device, non_blocking=pin)
     try:
         yield batches
     finally:
         batches.close()
 
 
-def _carried(loader: DataLoader, device: torch.device) -> Iterator:
+def _carried(loader: DataLoader, device: torch.device, *, non_blocking: bool) -> Iterator:
     for batch in loader:
-        yield tuple(part.to(device, non_blocking=True) for part in batch)
+        yield tuple(part.to(device, non_blocking=non_blocking) for part in batch)

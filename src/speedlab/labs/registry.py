@@ -43,6 +43,14 @@ ENTRIES: tuple[Entry, ...] = (
         question="What does padding cost, in tokens that are trained on?",
     ),
     Entry(
+        name="together", function="speedlab.labs.together:together",
+        question="What do FlashAttention, checkpointing and a data pipeline give alone, together, and on a small card?",
+    ),
+    Entry(
+        name="together_hf", function="speedlab.labs.together_hf:together_hf",
+        question="What do the same levers give on Hugging Face models, by our stopwatch?",
+    ),
+    Entry(
         name="memory_planner",
         question="How near do formulas come to the measured peak of memory?",
         function="speedlab.labs.memory_planner:predicted_against_measured",
