@@ -117,7 +117,8 @@ def _row(
             predicted_needed_bytes=needed_bytes(recipe, budget_card(gib or 0, bench)),
         )  # fmt: skip
     finally:
-        free_everything(bench.device)  # also what a step that did not fit has left behind
+        if bench.device.type == "cuda":
+            free_everything(bench.device)  # also what a step that did not fit has left behind
 
 
 def _timed(bench: Workbench, documents: list[str], recipe: Recipe, variant: Variant, gib: int | None) -> Row:

@@ -71,7 +71,8 @@ def together_hf(bench: Workbench, say: Callable[[str], None]) -> Iterator[Row]:
                     context_length=shape.context_length,
                 )  # fmt: skip
             finally:
-                free_everything(bench.device)
+                if bench.device.type == "cuda":
+                    free_everything(bench.device)
 
 
 def build(name: str, shape: Recipe, levers: Levers) -> nn.Module:
@@ -96,7 +97,9 @@ def build(name: str, shape: Recipe, levers: Levers) -> nn.Module:
         )  # fmt: skip
         model = transformers.LlamaForCausalLM(config)
     if levers.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers 5 gave `gradient_checkpointing_enable` another name and warns of the old one.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     return model.train()
 
 
