@@ -9,6 +9,10 @@ PYTHON ?= python3
 PROFILE ?= auto
 EXTRAS := notebooks,book,dev
 
+# Test files side by side, one for each core; one thread each, or the threads of all of them would fight for the cores.
+SIDE_BY_SIDE ?= -n logical --dist loadfile
+TEST_THREADS := OMP_NUM_THREADS=1
+
 ifdef SYSTEM
 RUN := PYTHONPATH="$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 ENVIRONMENT :=
@@ -42,7 +46,7 @@ endif
 	@touch $@
 
 test: $(ENVIRONMENT) ## run the tests
-	$(RUN) -m pytest $(PYTEST_FLAGS)
+	$(TEST_THREADS) $(RUN) -m pytest $(SIDE_BY_SIDE) $(PYTEST_FLAGS)
 
 reproduce: $(ENVIRONMENT) ## execute the ten chapters and build the book from them
 	$(RUN) -m speedlab reproduce --profile $(PROFILE) $(REPRODUCE_FLAGS)

@@ -51,6 +51,10 @@ chapter.show_change()
 # while the others are still being computed. DistributedDataParallel (DDP) collects gradients in buckets of about 25
 # MiB and sends a bucket as soon as it is full. Only the last one has nothing left to hide behind, and it is a large
 # one: the token table, 74 MiB in bfloat16, gets its gradient at the very end.
+#
+# Hidden is not free. The kernels that send occupy multiprocessors and memory bandwidth which the matmuls would have
+# used, and a model that `torch.compile` cuts at every bucket fuses less. So the step can grow by more than the link
+# needs, although the timeline shows no waiting.
 
 # %%
 chapter.show_prediction()
@@ -59,28 +63,43 @@ chapter.show_prediction()
 # ## The change
 #
 # `torchrun` starts one process per GPU and tells each its place. The code must live in a module: a new process cannot
-# run a notebook cell. Each process draws the same weights, takes another part of the batches (PyTorch's
-# `DistributedSampler`, told of each new epoch, or every epoch would have the same order), and wraps its model once.
+# run a notebook cell. The launcher waits for all of them. If one fails, it ends the others and raises that one's own
+# last line here; results come back as a JSON file that rank 0 alone writes. The processes are new ones, so this also
+# works when the notebook has used the GPU before.
 #
-# Two details deserve a look. The device comes from `LOCAL_RANK`: `set_device(rank)` works on one machine and fails on
-# the second one, where rank 8 has no GPU number 8. And with gradient accumulation only the last micro-step exchanges;
-# DDP decides that in the *forward* pass, so `no_sync` has to hold forward and backward.
+# Each process draws the same weights, takes another part of the batches (PyTorch's `DistributedSampler`, told of each
+# new epoch, or every epoch would have the same order), and wraps its model once.
+#
+# Details that deserve a look. The device comes from `LOCAL_RANK`: `set_device(rank)` works on one machine and fails on
+# the second one, where rank 8 has no GPU number 8. With gradient accumulation only the last micro-step exchanges; DDP
+# decides that in the *forward* pass, so `no_sync` has to hold forward and backward. A static graph is learned in the
+# first step, and that one must be exchanged, or an assertion inside PyTorch fails.
+#
+# The last table counts the lines of this package that one GPU does not need.
 
 # %%
-from speedlab.training import distributed
+from speedlab import several_gpus
+from speedlab.training import distributed, launching, parallel
 from speedlab.training.step import TrainingStep
 
-chapter.show_code(distributed.process_group, distributed.Place.parallelize, TrainingStep.__call__, distributed.launch)
+chapter.show_code(distributed.process_group, parallel.Replicated, TrainingStep.__call__, launching.launch)
+several_gpus.show_lines()
 
 # %% [markdown]
 # ## Measured
 #
 # Times and memory are those of rank 0, tokens those of all processes. With one GPU, as on Colab, the second row says
 # that it is unavailable and why. Without a GPU two processes on the CPU talk through gloo. They share the cores, so
-# this can show that the exchange works, not that it is fast.
+# **that run shows that the exchange is correct, and nothing about speed**.
+#
+# The table of several GPUs comes from another machine, and from one session on it: one GPU there is measured again,
+# so no ratio crosses machines. *Each keeps* is the scaling divided by the number of GPUs. Two ways to share the work:
+# each GPU brings its own batch (weak scaling), or one batch is divided among them (strong scaling), which leaves each
+# GPU less to hide the same exchange behind.
 
 # %%
 chapter.measure()
+several_gpus.show_series()
 
 # %% [markdown]
 # ## What ran
@@ -88,16 +107,22 @@ chapter.measure()
 # The exchange is the kind *communication* (NCCL on GPUs). Two things to look for. If the kernels of a step add up to
 # more than the step took, some of them ran at the same time: that is the overlap. And the time of an NCCL kernel
 # includes its wait for the slowest GPU, so a long one does not prove a slow link.
+#
+# The recorded sweep takes the exchange apart. Two programs side by side without DDP show what the slower of the GPUs
+# costs; DDP that sends nothing shows buckets and the cut graph; the rest is the exchange. *Exposed* is communication
+# during which no other kernel ran, from the timeline of rank 0; *first after* is when the first bucket was sent.
 
 # %%
 chapter.show_kernels()
+several_gpus.show_exchange()
 
 # %% [markdown]
 # ## Same training?
 #
 # The mean of the gradients of `n` equal batches is the gradient of the `n` batches together. DDP on two GPUs with 16
-# sequences each would be one GPU with 32, up to rounding. Here every GPU keeps its 32, so the losses belong to another
-# optimization and are shown, not compared. They are means over all processes.
+# sequences each is one GPU with 32, up to rounding; the series *32 sequences in all* above is held to that. The tests
+# compare two and four gloo processes with plain PyTorch on the joined batch, to 1e-5. Here every GPU keeps its 32, so
+# the losses belong to another optimization and are shown, not compared. They are means over all processes.
 
 # %%
 chapter.show_contract()
@@ -105,11 +130,44 @@ chapter.show_contract()
 # %% [markdown]
 # ## On other cards
 #
-# DDP runs on any GPU. The link decides how much of the exchange can hide, and the table below stands for machines with
-# one card each.
+# DDP runs on any GPU; the link decides how much of the exchange can hide.
+#
+# When the model does not fit, DDP is no help: each GPU holds all of it, 16 bytes for each weight with AdamW in
+# float32. **FSDP2** (`fully_shard`) splits weights, gradients and optimizer state, so each of `n` GPUs holds a share,
+# and gathers the weights of one block when it is needed. It is `sharding="fsdp2"` here, and sends half as much again:
+# weights are gathered twice, gradients scattered once. GPT-2 124M needs none of it. When a single layer or its activations
+# are too large, layers themselves are cut: tensor parallelism inside a machine, pipelines between machines.
+#
+# **Several machines.** The same lines on each of them, here two with eight GPUs each; the first one's name and a free
+# port are where they meet.
+#
+# ```bash
+# export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1     # so that a machine that died can come back
+# torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 3 \
+#   --rdzv-backend c10d --rdzv-endpoint first-machine:29500 --rdzv-id gpt2 \
+#   -m speedlab.measuring.several_machines --recipe published --out records
+# ```
+#
+# A machine that fails ends the step on all; the agents on the others wait, and go on when it is started again with
+# the same line. Training then starts anew, unless the program keeps checkpoints. Under Slurm:
+#
+# ```bash
+# #!/bin/bash
+# #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --cpus-per-task=64 --time=00:10:00
+# export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --max-restarts 3 \
+#   --rdzv-backend c10d --rdzv-endpoint "$first:29500" --rdzv-id "$SLURM_JOB_ID" \
+#   -m speedlab.measuring.several_machines --recipe published --out records
+# ```
+#
+# The figure below goes on to 512 GPUs by formula. A ring sends almost the same bytes on any number of GPUs but needs
+# `2 (n - 1)` rounds; a tree needs `2 log2(n)`. What is left after hiding is added to the step.
 
 # %%
 chapter.show_other_cards()
+several_gpus.show_sharding()
+several_gpus.show_model()
 
 # %% [markdown]
 # ## What we learned
@@ -119,7 +177,7 @@ chapter.show_other_cards()
 # * *2.95x on four cards, the rest is communication.* The factor is published (LLMs-from-scratch, four A100), not
 #   measured by us. Its stopwatch starts before an evaluation, every 10 steps on one GPU and every 5 on four. An
 #   interval is then `k x step + evaluation`, and the part that does not scale weighs twice as much on four GPUs. The
-#   tasks have the sum.
+#   tasks have the sum, and the table below puts the same steps under both stopwatches.
 # * *NVLink gives over 90 %.* The formula above needs only your link, your step and no harness. Then measure.
 # * *DDP reduces after the backward pass.* If nothing overlapped, the step would be longer than a single GPU's by the
 #   whole communication time. Both are in the tables.
@@ -129,6 +187,7 @@ chapter.show_other_cards()
 
 # %%
 chapter.show_lesson()
+several_gpus.show_stopwatch()
 
 # %% [markdown]
 # ## Try it yourself
@@ -138,6 +197,7 @@ chapter.show_lesson()
 #   solve for both. How long would an evaluation be, and do you find it plausible?
 # * No GPU: which gradient is ready first, and which last? Would a tied head, sharing the table's gradient, help?
 # * With two GPUs: set `accumulation` to 4 and take `no_sync` away. Which row of kernels changes, and by what factor?
+# * With two GPUs: `speedlab scaling --worlds 1,2 --out DIR` measures everything above on your machine.
 
 # %%
 chapter.finish()

@@ -169,3 +169,13 @@ def test_a_scaler_that_sees_an_overflow_skips_the_update_although_clipping_made_
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1", True])
 def test_a_limit_that_cannot_be_meant_is_refused(value):
     one_line_error(BadInput, lambda: Recipe(gradient_clip=value), "gradient_clip", repr(value))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16_master"])
+def test_the_one_pass_optimizer_gets_clipped_gradients(precision):
+    recipe = TINY.but(precision=precision, optimizer="one_pass", gradient_clip=0.25)
+    batches = random_batches(recipe, 1)
+    free, _ = stepped(recipe.but(gradient_clip=0.0), batches)
+    step, _ = stepped(recipe, batches)
+    assert joint_norm(gradients_of(free).values()) > 0.3
+    assert joint_norm(gradients_of(step).values()) == pytest.approx(0.25, rel=1e-2)

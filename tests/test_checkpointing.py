@@ -14,7 +14,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint_sequential
 
 from speedlab.errors import NotAvailable
@@ -22,6 +21,7 @@ from speedlab.model import GPT
 from speedlab.model.gpt import Block
 from speedlab.recipe import CHOICES
 from speedlab.training import checkpointing as module
+from speedlab.training.parallel import Replicated
 from speedlab.training.step import TrainingStep
 
 WAYS = CHOICES["checkpointing"]
@@ -216,6 +216,10 @@ def test_the_forms_of_pytorch_give_the_same_gradients_and_check_what_the_lab_say
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in plain[3].model.named_parameters()]
 
 
+def replicated(recipe, model, compiled):
+    return Replicated(recipe, model, compiled, CPU)
+
+
 def test_several_processes_get_the_same_gradients_and_a_compiled_form_is_refused():
     """One process of a group of one: what DDP hooks into a backward pass must meet every gradient exactly once."""
     recipe = SMALL.but(dropout=0.2, accumulation=2)
@@ -225,7 +229,7 @@ def test_several_processes_get_the_same_gradients_and_a_compiled_form_is_refused
         for way in WAYS[1:]:
             torch.manual_seed(0)
             wanted = recipe.but(checkpointing=way)
-            step = TrainingStep(wanted, lively_weights(wanted), CPU, parallelize=DistributedDataParallel)
+            step = TrainingStep(wanted, lively_weights(wanted), CPU, parallelize=replicated)
             step(iter(random_batches(wanted, 2)))
             found = [parameter.grad for parameter in step.model.parameters()]
             assert all(torch.equal(a, b) for a, b in zip(found, plain[0], strict=True)), way
@@ -234,6 +238,12 @@ def test_several_processes_get_the_same_gradients_and_a_compiled_form_is_refused
     compiled = recipe.but(compile="default", checkpointing="every_block")
     one_line_error(
         NotAvailable,
-        lambda: TrainingStep(compiled, lively_weights(compiled), CPU, parallelize=DistributedDataParallel),
+        lambda: TrainingStep(compiled, lively_weights(compiled), CPU, parallelize=replicated),
         "every_block", "compile off",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [way for way in CHOICES["checkpointing"] if way != "off"])
+def test_blocks_that_do_not_run_as_wholes_are_refused(way):
+    recipe = TINY.but(checkpointing=way, residual="fused", dropout=0.0)
+    one_line_error(NotAvailable, lambda: module.apply_checkpointing(recipe, GPT(recipe)), "residual separate")

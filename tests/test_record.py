@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+from data_helper import one_line_error
 from records_helper import MACHINE_CPU, MACHINE_H200, make_record, skipped_record, spread
 
 from speedlab.errors import BadInput
@@ -196,3 +197,22 @@ def test_a_passed_contract_whose_losses_differ_too_much_is_impossible():
     detail = {"before": "baseline", "losses_before": [1.0], "tolerance": 0.01, "largest_difference": 0.02, "note": None}
     with pytest.raises(BadInput, match="contract_verdict"):
         make_record(contract="rounding", contract_verdict="passed", contract_detail=detail)
+
+
+COMMUNICATION = {
+    "backend": "nccl", "gradient_bytes": 4, "ring_bytes": 4.0, "ring_ms": None, "link": [], "timeline": None,
+}  # fmt: skip
+
+
+def test_communication_is_optional_and_what_it_holds_is_checked():
+    record = make_record(communication=COMMUNICATION | {"timeline": {"exposed_ms": 1.0, "wait_ms": None}})
+    assert Record.from_dict(record.to_dict()) == record
+    assert "communication" not in make_record().to_dict()
+    for name, value in (
+        ("gradient_bytes", 0),
+        ("ring_bytes", -1.0),
+        ("timeline", {"exposed_ms": "1"}),
+        ("backend", ""),
+    ):
+        one_line_error(BadInput, lambda n=name, v=value: make_record(communication=COMMUNICATION | {n: v}), name)
+    one_line_error(BadInput, lambda: make_record(communication=COMMUNICATION | {"rank": 1}), "rank")

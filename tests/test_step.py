@@ -15,7 +15,9 @@ from model_helper import (
 )
 
 from speedlab.model import canonical_weights, draw_weights
+from speedlab.training import parallel
 from speedlab.training import step as module
+from speedlab.training.distributed import Place
 from speedlab.training.step import TrainingStep
 
 VARIANTS = [
@@ -226,16 +228,51 @@ def test_the_model_is_compiled_with_static_shapes_in_the_mode_of_the_recipe(monk
     assert all(options["dynamic"] is False for options in asked)
 
 
-def test_what_runs_in_several_processes_is_wrapped_before_it_is_compiled(monkeypatch):
-    class Wrapped(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.module = model
+class Wrapped(torch.nn.Module):
+    """In the place of DistributedDataParallel, which wants other processes."""
 
+    def __init__(self, module, **options):
+        super().__init__()
+        self.module, self.options = module, options
+
+
+@pytest.mark.parametrize("order", ["after_ddp", "before_ddp"])
+def test_what_runs_in_several_processes_is_compiled_around_or_inside_ddp(monkeypatch, order):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(model) or model)
-    step = TrainingStep(TINY.but(compile="default"), draw_weights(TINY), CPU, parallelize=Wrapped)
-    assert compiled == [step.parallel] and step.parallel.module is step.model
+    monkeypatch.setattr(parallel, "DistributedDataParallel", Wrapped)
+    recipe = TINY.but(compile="default", compile_order=order, data_parallel=2)
+    step = TrainingStep(recipe, draw_weights(TINY), CPU, parallelize=Place(device=CPU).parallelize)
+    assert step.parallel.ddp.module is step.model
+    assert compiled == [step.parallel.ddp if order == "after_ddp" else step.model]
+    assert step.forward is step.parallel.ddp  # what the stand-in for torch.compile gives back
+
+
+def test_the_fields_of_the_exchange_reach_ddp_and_its_own_bucket_size_is_left_to_it(monkeypatch):
+    monkeypatch.setattr(parallel, "DistributedDataParallel", Wrapped)
+
+    def options_of(**change):
+        recipe = TINY.but(data_parallel=2, **change)
+        step = TrainingStep(recipe, draw_weights(TINY), CPU, parallelize=Place(device=CPU).parallelize)
+        return step.parallel.ddp.options
+
+    plain = options_of()
+    assert plain["bucket_cap_mb"] is None and not plain["gradient_as_bucket_view"] and not plain["static_graph"]
+    asked = options_of(gradient_bucket_mb=100, bucket_view=True, static_graph=True)
+    assert asked["bucket_cap_mb"] == 100 and asked["gradient_as_bucket_view"] and asked["static_graph"]
+
+
+def test_the_compiler_is_told_not_to_cut_its_graph_only_inside_the_step(monkeypatch):
+    import torch._dynamo
+
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    monkeypatch.setattr(parallel, "DistributedDataParallel", Wrapped)
+    recipe = TINY.but(compile="default", optimize_ddp=False, data_parallel=2)
+    step = TrainingStep(recipe, draw_weights(TINY), CPU, parallelize=Place(device=CPU).parallelize)
+    before = torch._dynamo.config.optimize_ddp
+    with step.parallel.micro_step(True):
+        assert torch._dynamo.config.optimize_ddp is False
+    assert torch._dynamo.config.optimize_ddp == before is not False
 
 
 def test_the_logits_die_before_the_backward_pass(monkeypatch):

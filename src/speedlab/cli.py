@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from speedlab import __version__
-from speedlab.commands import batch, measure, memory, memory_levers, show, train
+from speedlab.commands import batch, measure, memory, memory_levers, several, show, train
 from speedlab.errors import SpeedLabError
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
@@ -88,9 +88,8 @@ def _options(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory,
-    memory_levers.probe_batch, show.report, show.compare, batch.reproduce, batch.book, batch.publish, train.train,
-    train.tokenize,
+    measure.doctor, measure.ladder, measure.kernels, measure.experiment, memory.memory, memory_levers.probe_batch,
+    several.scaling, show.report, show.compare, batch.reproduce, batch.book, batch.publish, train.train, train.tokenize,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -69,7 +69,7 @@ def capabilities() -> Capabilities:
     """Ask this machine. Takes a second or two, because it imports torch."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     if not torch.cuda.is_available():
         return Capabilities(
             device_type="cpu", cores=cores, compiler_problem=_cpu_compiler_problem(),
@@ -91,6 +91,11 @@ def capabilities() -> Capabilities:
         compiler_problem=problem,
         liger_problem=None if find_spec("liger_kernel") else "liger-kernel is not installed: take the extra liger",
     )
+
+
+def available_cores() -> int:
+    """Cores that this process may run on, which in a container can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_limit_bytes() -> int | None:

@@ -33,6 +33,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "qkv_backward": ("separate", "fused"),
     "compile_options": ("none", "coordinate_descent", "no_mix_order_reduction"),
     "head_matmul": ("same", "fp8_forward"),
+    "sharding": ("replicated", "fsdp2", "independent"),
+    "gradient_exchange": ("weights_dtype", "bfloat16", "off"),
+    "bucket_view": (False, True),
+    "static_graph": (False, True),
+    "compile_order": ("after_ddp", "before_ddp"),
+    "optimize_ddp": (True, False),
 }
 
 # Padding to a multiple of 64 ids keeps every row of the logits on a 128-byte boundary in 16-bit types.
@@ -78,6 +84,16 @@ class Recipe:
     compile_options: str = "none"
     head_matmul: str = "same"
 
+    # How several processes work together; without meaning for one. Each default is PyTorch's own.
+    sharding: str = "replicated"  # DDP; "fsdp2" splits the state; "independent" exchanges nothing, for comparison
+    gradient_exchange: str = "weights_dtype"  # number format on the link; "off" only shows the cost of the rest of DDP
+    gradient_bucket_mb: int = 25  # MiB of gradients that are sent together
+    bucket_view: bool = False  # gradients live in the buckets, so that none is copied there
+    static_graph: bool = False  # promise that every step uses the same weights in the same way
+    compile_order: str = "after_ddp"  # compile(DDP(model)), or DDP(compile(model))
+    optimize_ddp: bool = True  # torch.compile cuts its graph where a bucket is full
+    communication_blocks: int = 0  # most thread blocks that NCCL takes from the matmuls; 0 for as many as it likes
+
     # Not a rung of the ten chapters.
     accumulation: int = 1  # micro-batches per optimizer step
     checkpointing: str = "off"  # which activations are not kept for the backward pass
@@ -94,7 +110,7 @@ class Recipe:
                 raise BadInput(f"recipe field {name} is {value!r}: write {' or '.join(map(str, choices))}")
         for name in (
             "num_layers", "embedding_width", "num_heads", "context_length", "vocab_size",
-            "micro_batch", "data_parallel", "accumulation",
+            "micro_batch", "data_parallel", "accumulation", "gradient_bucket_mb",
         ):  # fmt: skip
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -106,8 +122,11 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
                 raise BadInput(f"recipe field {name} is {value!r}: it must be a number from {low} to below {high}")
-        if type(self.seed) is not int or self.seed < 0:
-            raise BadInput(f"recipe field seed is {self.seed!r}: it must be a whole number of at least 0")
+        for name in ("seed", "communication_blocks"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise BadInput(
+                    f"recipe field {name} is {getattr(self, name)!r}: it must be a whole number of at least 0"
+                )
         if self.embedding_width % self.num_heads:
             raise BadInput(
                 f"embedding_width {self.embedding_width} cannot be split over num_heads {self.num_heads}: "

@@ -13,7 +13,7 @@ from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 
 # What a program gains when it becomes one for several GPUs: start, device, wrapper, mean.
-DISTRIBUTED_SOURCES = ("training/distributed.py", "measuring/processes.py")
+DISTRIBUTED_SOURCES = ("training/distributed.py", "training/parallel.py", "training/launching.py")
 ABOUT_TWENTY = 30
 GOOD_SCALING = 0.9
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -56,8 +57,9 @@ def measure_both(session: Session) -> list[Record]:
     for _ in range(session.plan.warmup_steps):
         step(batches)
     evaluate = partial(
-        _evaluate, step, _evaluation_windows(session, recipe), workers=min(WORKERS, session.machine.cores)
-    )
+        evaluate_as_published, step, evaluation_windows(session.tokens.tokens, recipe),
+        workers=min(WORKERS, session.machine.cores),
+    )  # fmt: skip
     step_ms = _time_with_evaluations(step, batches, evaluate)
     tokens_per_s = 1e3 * recipe.tokens_per_step * len(step_ms) / sum(step_ms)
     theirs = replace(
@@ -92,7 +94,8 @@ def _time_with_evaluations(step: TrainingStep, batches: Iterator[Batch], evaluat
 
 
 @torch.no_grad()
-def _evaluate(step: TrainingStep, windows: TensorDataset, *, workers: int) -> None:
+def evaluate_as_published(step: TrainingStep, windows: TensorDataset, *, workers: int) -> None:
+    """Two losses in evaluation mode, each on one batch from a loader whose workers are started for it."""
     step.model.eval()
     for _ in range(EVALUATION_LOADERS):
         loader = DataLoader(windows, batch_size=step.recipe.micro_batch, shuffle=True, num_workers=workers)
@@ -101,11 +104,11 @@ def _evaluate(step: TrainingStep, windows: TensorDataset, *, workers: int) -> No
     step.model.train()
 
 
-def _evaluation_windows(session: Session, recipe: Recipe) -> TensorDataset:
+def evaluation_windows(tokens: np.ndarray, recipe: Recipe) -> TensorDataset:
     """A few batches worth of windows (inputs, targets), int64."""
     length, count = recipe.context_length, 4 * recipe.micro_batch
-    tokens = torch.from_numpy(session.tokens.tokens[: count * length + 1].astype("int64"))
-    return TensorDataset(tokens[:-1].view(count, length), tokens[1:].view(count, length))
+    ids = torch.from_numpy(tokens[: count * length + 1].astype("int64"))
+    return TensorDataset(ids[:-1].view(count, length), ids[1:].view(count, length))
 
 
 def main(arguments: Sequence[str]) -> None:

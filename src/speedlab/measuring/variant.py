@@ -65,7 +65,7 @@ def contract_losses(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, ste
     """Losses in nats of `steps` optimizer steps from `weights` with dropout off, over the ids that exist."""
     start_fresh(place.device)
     step, batches = start_variant(contract_recipe(recipe), weights, tokens, place)
-    return _stepped_losses(step, batches, steps, place)
+    return stepped_losses(step, batches, steps, place)
 
 
 def measure_variant(
@@ -96,7 +96,7 @@ def measure_variant(
     if plan.contract_steps:
         start_fresh(device)
         step, batches = start_variant(compared, weights, tokens, place)
-        losses = _stepped_losses(step, batches, plan.contract_steps, place, first_step_s)
+        losses = stepped_losses(step, batches, plan.contract_steps, place, first_step_s)
         skipped["contract"] = step.skipped
     if step is None or compared != recipe:
         step = batches = None  # before the next one is built: each variant is alone in memory
@@ -222,7 +222,7 @@ def start_variant(recipe: Recipe, weights: dict[str, Tensor], tokens: Any, place
     return TrainingStep(recipe, weights, place.device, parallelize=parallelize), iter(batches)
 
 
-def _stepped_losses(
+def stepped_losses(
     step: TrainingStep, batches: Iterator, steps: int, place: Place, first_step_s: list[float] | None = None
 ) -> list[float]:
     step.true_losses = []

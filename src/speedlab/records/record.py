@@ -13,7 +13,7 @@ from typing import Any
 from speedlab.errors import BadInput
 from speedlab.profile import PROFILES
 from speedlab.recipe import Recipe
-from speedlab.records import check
+from speedlab.records import check, communication
 from speedlab.records.check import Check, refuse
 from speedlab.rung import CONTRACTS
 from speedlab.work import model_flops_utilization
@@ -130,6 +130,7 @@ CHECKS: dict[str, Check] = {
             }
         )
     ),
+    "communication": communication.CHECK,
     "recompiles": check.whole(),
     "drift_step_ms": check.optional(check.list_of(_positive)),
     "notes": check.list_of(check.text),
@@ -138,7 +139,7 @@ CHECKS: dict[str, Check] = {
     "utc": check.utc_time,
 }
 # Fields that came later than schema 1: records without them are as good, and are written back without them.
-LATER = ("energy_j", "energy_steps", "skipped_steps")
+LATER = ("energy_j", "energy_steps", "skipped_steps", "communication")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +150,8 @@ class Record:
     step_ms: time of each step in ms, at least 30 on a GPU. energy_j: joules that the GPUs of all processes took for
     `energy_steps` steps (None: for those of step_ms); None where no counter was read. skipped_steps: {"contract",
     "window", "curve": steps of that run without an update}, where float16 is scaled. losses: of the contract run, in
-    nats, one a step. kernels: [{name, kind, calls, time_us}] of one step. notes: flags, and remarks that open with
-    `REMARK`. reason: why the status is not "measured".
+    nats, one a step. kernels: [{name, kind, calls, time_us}] of one step. communication: see that module. notes: flags,
+    and remarks that open with `REMARK`. reason: why the status is not "measured".
     """
 
     session: str
@@ -179,6 +180,7 @@ class Record:
     kernels: list[dict[str, Any]] = field(default_factory=list)
     ceilings: dict[str, Any] | None = None
     predicted: dict[str, Any] | None = None
+    communication: dict[str, Any] | None = None
     machine: dict[str, Any]
     corpus: dict[str, Any] | None = None
     recompiles: int = 0

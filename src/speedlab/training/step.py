@@ -12,7 +12,6 @@ from contextlib import nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from speedlab.fused.cross_entropy import in_place_cross_entropy
 from speedlab.model import GPT, load_weights
@@ -20,6 +19,7 @@ from speedlab.recipe import Recipe
 from speedlab.training.checkpointing import apply_checkpointing, check_parallel
 from speedlab.training.losses import liger_loss, token_loss
 from speedlab.training.optimizer import MasterWeights, build_optimizer, clip_gradients
+from speedlab.training.parallel import Parallel
 from speedlab.training.precision import autocast, matmul_precision, precision_of
 
 Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, int64 (B, T) each
@@ -90,8 +90,8 @@ def _quiet_autotuning() -> None:
 class TrainingStep:
     """A model, its optimizer and the step that trains it, as one recipe says.
 
-    weights: canonical weights to start from (`draw_weights`). parallelize: wraps the model for several processes; it
-    comes before `torch.compile`, which has to see where DistributedDataParallel cuts the gradients into buckets.
+    weights: canonical weights to start from (`draw_weights`). parallelize: makes the model one of several processes,
+    (recipe, model, compile) -> `Parallel`; None trains alone.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TrainingStep:
         weights: dict[str, Tensor],
         device: torch.device,
         *,
-        parallelize: Callable[[nn.Module], DistributedDataParallel] | None = None,
+        parallelize: Callable[[Recipe, nn.Module, Callable[[nn.Module], nn.Module]], Parallel] | None = None,
     ) -> None:
         self.recipe = recipe
         self.device = device
@@ -112,15 +112,19 @@ class TrainingStep:
         masters = [p.detach().clone() for p in self.model.parameters()] if self.precision.masters else None
         self.model.to(dtype=self.precision.weights)
         apply_checkpointing(recipe, self.model)
-        self.optimizer = build_optimizer(recipe, self.model.parameters(), masters)
-        self.scaler = torch.amp.GradScaler(device.type) if self.precision.scaled else None
         if parallelize:
             check_parallel(recipe)
-        self.parallel = parallelize(self.model) if parallelize else None
         # In one graph with the model, the loss is computed there; every other form takes the logits that come out.
         self.loss_is_compiled = recipe.loss == "compiled" and recipe.compile != "off"
-        model = self.parallel or self.model
-        self.forward = compile_model(recipe, WithLoss(model) if self.loss_is_compiled else model)
+
+        def compiled(model: nn.Module) -> nn.Module:
+            return compile_model(recipe, WithLoss(model) if self.loss_is_compiled else model)
+
+        self.parallel = parallelize(recipe, self.model, compiled) if parallelize else None
+        self.forward = self.parallel.forward if self.parallel else compiled(self.model)
+        # After the model was shared out: FSDP2 puts other parameters in the place of these.
+        self.optimizer = build_optimizer(recipe, self.model.parameters(), masters)
+        self.scaler = torch.amp.GradScaler(device.type) if self.precision.scaled else None
         self.calls = 0
         self.true_losses: list[Tensor] | None = None  # a list here makes each call append its `loss_over_true_ids`
 
@@ -135,8 +139,8 @@ class TrainingStep:
             mean_loss = torch.zeros((), device=self.device)
             for micro_step in range(self.recipe.accumulation):
                 last = micro_step + 1 == self.recipe.accumulation
-                # DDP decides in the forward pass whether this backward pass exchanges gradients.
-                with nullcontext() if last or self.parallel is None else self.parallel.no_sync():
+                # Forward and backward: DDP decides in the forward pass whether the backward pass exchanges gradients.
+                with nullcontext() if self.parallel is None else self.parallel.micro_step(last):
                     mean_loss += self._forward_backward(*next(batches)) / self.recipe.accumulation
             self.update()
             return mean_loss
