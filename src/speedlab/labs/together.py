@@ -66,7 +66,7 @@ BUDGETS: tuple[tuple[int, dict[str, int], tuple[str, ...]], ...] = (
     (24, SPLIT, ("baseline", "FlashAttention", "checkpointing", "all three")),
     (16, SPLIT, ("FlashAttention", "all three, selective", "all three")),
 )
-LOSS_STEPS, WARMUP_STEPS, STEPS, WATCHED_STEPS = 3, 1, 9, 4
+LOSS_STEPS, WARMUP_STEPS, STEPS, WATCHED_STEPS = 3, 1, 8, 3
 TOY_STEPS = 2
 SLOT = "nvidia-l4"  # whose number formats the smaller cards have
 

@@ -25,7 +25,7 @@ MODELS = ("GPT-2", "Llama")
 # A model of about 124 M weights, read with this micro-batch; `Recipe` only carries the shape to the profile.
 SHAPE = Recipe(context_length=1024, micro_batch=8, dropout=0.0)
 INSTALL = "transformers and accelerate are not installed: pip install 'speedlab[hf]'"
-STEPS, WARMUP_STEPS, TOY_STEPS = 12, 3, 2
+STEPS, WARMUP_STEPS, TOY_STEPS = 8, 1, 2
 COMPARED_STEPS = 3
 
 
@@ -76,7 +76,7 @@ def together_hf(bench: Workbench, say: Callable[[str], None]) -> Iterator[Row]:
 
 
 def build(name: str, shape: Recipe, levers: Levers) -> nn.Module:
-    """The model in training mode, float32 on the CPU, without dropout, its weights drawn from seed `shape.seed`."""
+    """The model in training mode, float32, without dropout, its weights drawn from seed `shape.seed`."""
     transformers = _libraries()[0]
     torch.manual_seed(shape.seed)
     if name == "GPT-2":
@@ -136,9 +136,10 @@ def _timed(bench: Workbench, shape: Recipe, name: str, levers: Levers) -> Row:
     transformers, accelerate = _libraries()
     step = None
     try:
-        model = build(name, shape, levers)
+        with bench.device:  # a CPU would take seconds to draw the weights
+            model = build(name, shape, levers)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        step = AcceleratedStep(model.to(bench.device), levers, bench.device, shape.learning_rate)
+        step = AcceleratedStep(model, levers, bench.device, shape.learning_rate)
         on_gpu = bench.device.type == "cuda"
         # The same sequences in every variant, in one pass or in several.
         recipe = shape.but(micro_batch=max(1, shape.micro_batch // levers.accumulation))
@@ -152,8 +153,7 @@ def _timed(bench: Workbench, shape: Recipe, name: str, levers: Levers) -> Row:
     finally:
         if step is not None:
             step.accelerator.free_memory()
-        if accelerate is not None:  # it keeps its settings for the whole process otherwise
-            accelerate.state.AcceleratorState._reset_state(True)
+        accelerate.state.AcceleratorState._reset_state(True)  # it keeps its settings for the whole process otherwise
     return {
         "parameters": parameters, "step_ms": found.step_ms, "tokens_per_step": tokens_per_step, "losses": losses,
         "peak_allocated_bytes": found.peak_allocated_bytes, "peak_reserved_bytes": found.peak_reserved_bytes,

@@ -152,6 +152,8 @@ def _speed_and_memory(title: str, rows: list[Row], label: Any) -> Figure:
             axis.plot(predicted, range(len(rows)), linestyle="none", marker="|", markersize=14, markeredgewidth=2.2,
                       color=PUBLISHED, label="predicted")  # fmt: skip
             axis.set_xlim(0, max(axis.get_xlim()[1], max(predicted) * 1.2))
+            for value, text in zip(predicted, axis.texts, strict=True):  # the number of the bar, clear of the mark
+                text.xy = (max(value, text.xy[0]), text.xy[1])
             legend_below(figure, axis, 1)
         said = ", ".join(form.three_digits(value) for value in predicted)
         figure.set_label(f"{figure.get_label()} Predicted GiB from top to bottom: {said}.")
