@@ -124,6 +124,20 @@ def test_accumulation_is_shown_beside_the_bound_and_only_where_it_was_measured()
     assert claim.judge(records, [experiment("accumulation", [micro_steps(1, 1.0e5)])]) == bare
 
 
+def test_levers_alone_and_ways_to_carry_a_batch_are_sentences_behind_the_verdict() -> None:
+    claim = BY_KEY["memory_levers_2_to_3x"]
+    said = claim.judge([], [experiment("accumulation", FULL["accumulation"]), experiment("together", FULL["together"])])
+    assert "16 micro-batches" in said.evidence
+    assert said.evidence.endswith("checkpointing alone makes 0.91x, pipeline alone makes 1.01x the tokens/s.")
+    pair = [make_record("fused_adamw", step_ms=100.0), make_record("pinned_memory", step_ms=98.0)]
+    for key in ("pinned_is_mandatory", "pinned_is_invisible"):
+        bare = BY_KEY[key].judge(pair, [])
+        more = BY_KEY[key].judge(pair, [experiment("data_pipeline", FULL["data_pipeline"])])
+        assert more.verdict == bare.verdict and more.evidence.startswith(bare.evidence)
+        assert more.evidence.endswith("ms of a shorter step: 71.0 pageable, 70.0 pinned non blocking.")
+        assert BY_KEY[key].judge(pair, [experiment("data_pipeline", FULL["data_pipeline"][:1])]) == bare
+
+
 # A measured row of each kind that some claim reads.
 FULL: dict[str, list[dict[str, Any]]] = {
     "checkpointing": [
@@ -141,8 +155,13 @@ FULL: dict[str, list[dict[str, Any]]] = {
         for rung, losses in (("padded_vocab", [10.8, 7.0, 6.0]), ("batch_size", [10.8, 9.0, 6.5]))
     ],
     "data_pipeline": [
-        {"source": source, "carried": "pinned_non_blocking", "workers": workers, "step_ms": [70.0]}
-        for source in ("memory_mapped", "tokenised_online") for workers in (0, 4)
+        {"source": "memory_mapped", "carried": "pageable", "workers": 0, "step_ms": [71.0]},
+        *({"source": source, "carried": "pinned_non_blocking", "workers": workers, "step_ms": [70.0]}
+          for source in ("memory_mapped", "tokenised_online") for workers in (0, 4)),
+    ],
+    "together": [
+        {"what": "whole", "variant": variant, "step_ms": [ms]}
+        for variant, ms in (("baseline", 90.0), ("checkpointing", 99.0), ("pipeline", 89.0))
     ],
     "folklore_host": [
         *({"what": "worker", "held": held, "persistent": kept, "samples": 1000, "first_bytes": [1], "last_bytes": [9]}

@@ -44,6 +44,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
     random state of torch is left alone.
 
     tokens: (num_tokens,) integers. num_workers: processes that load ahead; 0 loads when a batch is asked for.
+    prefetch: batches that each of them holds ready, 2 as in PyTorch.
     around: wraps the dataset, for experiments that change how a batch is loaded.
     Raises BadInput for an unknown host_memory and for a corpus shorter than one batch on every rank.
     """
@@ -60,6 +61,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
         rank: int = 0,
         world_size: int = 1,
         num_workers: int = 0,
+        prefetch: int = 2,
         around: Callable[[Dataset], Dataset] = lambda windows: windows,
     ) -> None:
         check_choice("host_memory", host_memory, HOST_MEMORY)
@@ -89,6 +91,7 @@ class BatchStream(Iterator[tuple[Tensor, Tensor]]):
             batch_sampler=_EndlessBatches(sampler, micro_batch),
             collate_fn=_as_it_is,
             num_workers=num_workers,
+            prefetch_factor=prefetch if num_workers else None,  # PyTorch refuses one without workers
             pin_memory=self.pins and not self._ahead,  # a double buffer has page-locked memory of its own
             generator=torch.Generator().manual_seed(seed),  # otherwise the loader draws from the global one
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speedlab.folklore import lab_host
 from speedlab.folklore.claim import Claim, Verdict
-from speedlab.folklore.evidence import Found, from_records, kind_ms
+from speedlab.folklore.evidence import Found, from_records, kind_ms, with_sentences
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records import stats
@@ -16,23 +16,20 @@ WORTH_A_RULE = 0.05
 BUSY, SATURATED = 0.95, 0.30
 
 
+@with_sentences(("data_pipeline", lab_host.carried))
 @from_records("fused_adamw", "pinned_memory", needs="rungs fused_adamw and pinned_memory of ladder nine-steps")
 def pinned_is_a_duty(found: Found) -> Verdict:
     """Measure a step with pageable and with pinned memory; a gain of 5 % would make it a rule."""
     gain = found.speedup("fused_adamw", "pinned_memory").value - 1
-    return Verdict(
-        verdict="confirmed" if gain >= WORTH_A_RULE else "refuted", evidence=_pinned_text(found), needs=_PINNED_NEEDS
-    )
+    return Verdict(verdict="confirmed" if gain >= WORTH_A_RULE else "refuted", evidence=_pinned_text(found))
 
 
+@with_sentences(("data_pipeline", lab_host.carried))
 @from_records("fused_adamw", "pinned_memory", needs="rungs fused_adamw and pinned_memory of ladder nine-steps")
 def pinned_is_invisible(found: Found) -> Verdict:
     """Ask whether the difference between pageable and pinned memory exceeds the spread of the samples."""
     clear = found.speedup("fused_adamw", "pinned_memory").clear
-    return Verdict(verdict="refuted" if clear else "confirmed", evidence=_pinned_text(found), needs=_PINNED_NEEDS)
-
-
-_PINNED_NEEDS = "the same pair at the top of the ladder, where a step is shorter"
+    return Verdict(verdict="refuted" if clear else "confirmed", evidence=_pinned_text(found))
 
 
 def _pinned_text(found: Found) -> str:
@@ -69,11 +66,11 @@ def busy_but_slow(found: Found) -> Verdict:
 
 CLAIMS = (
     Claim(
-        key="pinned_is_mandatory", group=26, evidence_kind="records", experiment=pinned_is_a_duty,
+        key="pinned_is_mandatory", group=26, evidence_kind="experiments", experiment=pinned_is_a_duty,
         claim="Pinned memory is mandatory.", expectation="A batch of token ids is small; little to gain.",
     ),
     Claim(
-        key="pinned_is_invisible", group=26, evidence_kind="records", experiment=pinned_is_invisible,
+        key="pinned_is_invisible", group=26, evidence_kind="experiments", experiment=pinned_is_invisible,
         claim="Pinned memory is invisible.", expectation="It shows as soon as the host would wait for the copy.",
     ),
     Claim(

@@ -158,15 +158,20 @@ def from_experiment(
     return decorate
 
 
-def with_sentence(name: str, say: Callable[[Lab], str | None]) -> Callable[[Experiment], Experiment]:
-    """Put a measured sentence behind the evidence of an experiment over records, where this lab was run on a GPU."""
+def with_sentences(
+    *sentences: tuple[str, Callable[[Lab], str | None]],
+) -> Callable[[Experiment], Experiment]:
+    """Put measured sentences behind the evidence of an experiment over records, of those labs that ran on a GPU.
+
+    sentences: (name of the experiment, what its rows say).
+    """
 
     def decorate(function: Experiment) -> Experiment:
         @wraps(function)
         def experiment(records: Sequence[Record], experiments: Sequence[Recorded]) -> Verdict:
             verdict = function(records)
-            sentence = _told(name, say, experiments)
-            return replace(verdict, evidence=f"{verdict.evidence} {sentence}".strip()) if sentence else verdict
+            said = [_told(name, say, experiments) for name, say in sentences]
+            return replace(verdict, evidence=" ".join(filter(None, [verdict.evidence, *said])))
 
         return experiment
 

@@ -56,6 +56,16 @@ def worker_rules(lab: Lab) -> Verdict | None:
     )
 
 
+def carried(lab: Lab) -> str | None:
+    """The shortest step of the ladder by the way in which its batch is carried, loaded in the same process."""
+    rows = {row["carried"]: typical(row, "step_ms") for row in lab.rows(source="memory_mapped", workers=0)}
+    times = {way.replace("_", " "): ms for way, ms in rows.items() if ms}
+    if len(times) < 2:
+        return None
+    listed = ", ".join(f"{form.three_digits(ms)} {way}" for way, ms in times.items())
+    return f"{lab.where} ms of a shorter step: {listed}."
+
+
 @from_experiment("folklore_host", needs="memory of workers over an epoch, a Python list against one array")
 def worker_memory(lab: Lab) -> Verdict | None:
     """Read the private memory of a loader process over epochs: list against array, kept against started anew."""

@@ -120,6 +120,18 @@ def accumulated(lab: Lab) -> str | None:
     )
 
 
+def levers_alone(lab: Lab) -> str | None:
+    """What checkpointing and loading each gain alone, in tokens/s."""
+    baseline = lab.row(what="whole", variant="baseline")
+    before = typical(baseline, "step_ms")
+    said = [
+        f"{name} alone makes {form.three_digits(before / ms)}x"
+        for name in ("checkpointing", "pipeline")
+        if before and (ms := typical(lab.row(what="whole", variant=name), "step_ms"))
+    ]
+    return f"{lab.where} {', '.join(said)} the tokens/s." if said else None
+
+
 def _logits() -> str:
     return (
         f"By formula: the logits and their two gradients, which it need not hold at once, have "

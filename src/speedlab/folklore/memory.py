@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from speedlab.folklore import lab_memory
 from speedlab.folklore.claim import Claim, Verdict
-from speedlab.folklore.evidence import Found, from_records, kind_ms, with_sentence
+from speedlab.folklore.evidence import Found, from_records, kind_ms, with_sentences
 from speedlab.folklore.formulas import BYTES, GB
 from speedlab.memory_paper import state_bytes
 from speedlab.publishing import formatting as form
@@ -15,7 +15,7 @@ from speedlab.records.record import Record
 SEVEN_BILLION = 7e9
 
 
-@with_sentence("accumulation", lab_memory.accumulated)
+@with_sentences(("accumulation", lab_memory.accumulated), ("together", lab_memory.levers_alone))
 @from_records("padded_vocab", needs="rung padded_vocab of ladder nine-steps, with its kernels", kernels=True)
 def levers_of_speed(found: Found) -> Verdict:
     """Bound what accumulation and loading can gain: a step without optimizer and without any pause between kernels."""

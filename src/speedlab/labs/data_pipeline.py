@@ -1,209 +1,167 @@
-"""What the way of the data costs: where it lies, who loads it, how it is carried, how texts become one shape."""
+"""What the way of the data costs: where it lies, who loads it, how it is carried, and how slow a loader may be.
+
+One step is compiled and fed in all these ways, since the compiler takes longer than everything else here.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import repeat
 from statistics import median
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
 from speedlab.data.corpus import load_corpus
-from speedlab.data.online import OnlineWindows
-from speedlab.data.shaping import SHAPINGS, real_tokens
-from speedlab.data.stream import BatchStream
-from speedlab.data.tokenizer import get_tokenizer
+from speedlab.labs.data_feeds import mapped, tokenised_online
 from speedlab.labs.rows import attempt
 from speedlab.ladder import NINE_STEPS
 from speedlab.measuring.loader_wait import loader_wait_ms
+from speedlab.measuring.starvation import starvation
+from speedlab.measuring.stopwatch import synchronize
 from speedlab.measuring.variant import start_fresh, start_variant, time_steps
 from speedlab.measuring.workbench import Workbench
 from speedlab.recipe import Recipe
 
-Say = Callable[[str], None]
 Row = dict[str, Any]
 
-# How a loader is run: (where the tokens come from, worker processes, how batches are carried). Only so many of the
-# combinations as tell the parts apart.
-PIPELINES = (
-    *(("memory_mapped", 0, carried) for carried in ("pageable", "pinned", "pinned_non_blocking", "double_buffered")),
-    *(("memory_mapped", workers, "pinned_non_blocking") for workers in (1, 4)),
-    *(("tokenised_online", workers, "pinned_non_blocking") for workers in (0, 1, 4)),
-)
-# Extra time of the loader, in units of the step that it feeds.
-DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+# The shortest step of ladder nine-steps: what loading costs shows most beside it.
+RUNG = "padded_vocab"
+# Processes that load, where there are as many cores: PyTorch warns of more.
+MANY_WORKERS = 4
+MAPPED, ONLINE, BEST = "memory_mapped", "tokenised_online", "pinned_non_blocking"
+# How a batch is carried, with each number of workers; the rest of the combinations would tell nothing new.
+CARRIED_ALONE = ("pageable", "pinned", BEST, "double_buffered")
+CARRIED_BY_MANY = ("pageable", "pinned", "double_buffered")
+# Extra time of the loader in units of the step that it feeds and of the processes that load.
+DELAYS, TOY_DELAYS = (0.0, 0.5, 1.0, 1.5, 2.0), (0.0, 1.0, 2.0)
+# Batches that a process holds ready, against a loader that is slow once in a while: each so many-th batch takes so
+# many steps, which is half a step a batch on the average.
+PREFETCHES = (1, 2, 8)
+HICCUP_EVERY, HICCUP_STEPS = 12, 6.0
+LOADS = 5  # of a loader that nothing hides, for `load_ms`
+# Two and one rounds of hiccups, and whole rounds of all workers.
+MOST_STEPS, WATCHED_STEPS = 24, 12
 
 
-def pipelines(bench: Workbench, say: Say) -> Iterator[Row]:
-    """One compiled step, fed in different ways. The first row feeds it one batch that lies on the device already."""
-    recipe = _recipe(bench, "batch_size")
-    step, batches = _started(bench, recipe, say)
-    held = next(batches)
-    resident_ms = time_steps(step, repeat(held), bench.device, bench.plan.steps)
-    yield {"source": "on the device", "workers": 0, "carried": "not at all", "status": "measured", "reason": None,
-           "step_ms": resident_ms, "tokens_per_step": recipe.tokens_per_step}  # fmt: skip
-    documents = _documents(bench)
-    for source, workers, carried in PIPELINES:
+def data_pipeline(bench: Workbench, say: Callable[[str], None]) -> Iterator[Row]:
+    """Rows by `what`: resident (one batch that lies on the device already), pipeline, slow, prefetch.
 
-        def make(source: str = source, workers: int = workers, carried: str = carried) -> Row:
-            feed = _feed(bench, recipe, documents, source, workers, carried)
-            try:
-                for _ in range(bench.plan.warmup_steps):
-                    step(feed)
-                step_ms = time_steps(step, feed, bench.device, bench.plan.steps)
-                return {
-                    "step_ms": step_ms,
-                    "tokens_per_step": recipe.tokens_per_step,
-                    "wait_ms": loader_wait_ms(step, feed, bench.device, 5),
-                    # What the step takes beyond the one that finds its batch on the device.
-                    "starved_share": max(0.0, 1.0 - median(resident_ms) / median(step_ms)),
-                }
-            finally:
-                _close(feed)
-
-        yield attempt(make, source=source, workers=workers, carried=carried)
-
-
-def slow_loader(bench: Workbench, say: Say) -> Iterator[Row]:
-    """The loader slowed on purpose, alone and with four workers: where does it become the bottleneck?
-
-    predicted_step_ms: step + delay where one process does both one after the other (a GPU works on while the host
-    loads, so there the larger of the two), the larger of step and delay over the workers where others load ahead.
+    Each: step_ms, wait_ms and work_ms (see `Starvation`), starved_share, load_ms; slow and prefetch also
+    predicted_step_ms.
     """
-    recipe = _recipe(bench, "batch_size")
-    step, batches = _started(bench, recipe, say)
-    step_ms = median(time_steps(step, batches, bench.device, bench.plan.steps))
-    for workers in (0, 4):
-        for delay in DELAYS:
-
-            def make(workers: int = workers, delay_ms: float = delay * step_ms) -> Row:
-                feed = _SlowStream(bench.tokens.tokens, recipe, bench, workers, delay_ms)
-                try:
-                    for _ in range(bench.plan.warmup_steps + 2 * workers):  # what was loaded ahead is used up first
-                        step(feed)
-                    samples = time_steps(step, feed, bench.device, max(8, bench.plan.steps // 2))
-                finally:
-                    feed.close()
-                on_cpu = bench.device.type == "cpu"
-                ahead = max(step_ms, delay_ms / max(1, workers))
-                return {
-                    "delay_ms": delay_ms,
-                    "step_ms": samples,
-                    "predicted_step_ms": step_ms + delay_ms if on_cpu and not workers else ahead,
-                }
-
-            yield attempt(make, workers=workers, delay_in_steps=delay)
-
-
-def shapes_of_text(bench: Workbench, say: Say) -> Iterator[Row]:
-    """Paragraphs of many lengths, padded, bucketed or packed: speed in tokens that are trained on."""
-    recipe = _recipe(bench, "merged_qkv").but(dropout=0.0)
-    tokenizer = get_tokenizer(bench.profile.tokenizer_ranks)
-    wanted = 3 * (bench.plan.steps + bench.plan.warmup_steps) * recipe.micro_batch
-    examples = []
-    for text in _paragraphs(bench):
-        examples.append(torch.tensor([*tokenizer.encode(text), tokenizer.end_of_text]).numpy().astype("uint16"))
-        if len(examples) >= 40 * wanted:
-            break
-    for name, shape in SHAPINGS.items():
-
-        def make(shape: Callable = shape) -> Row:
-            start_fresh(bench.device)
-            step, _ = start_variant(recipe, bench.weights_for(recipe), bench.tokens.tokens, bench.place)
-            batches = shape(
-                examples, recipe.micro_batch, recipe.context_length, padding_id=tokenizer.end_of_text, seed=recipe.seed
-            )
-            given = [next(batches) for _ in range(bench.plan.warmup_steps + bench.plan.steps)]
-            feed = iter([tuple(part.to(bench.device) for part in batch) for batch in given])
-            for _ in range(bench.plan.warmup_steps):
-                step(feed)
-            timed = given[bench.plan.warmup_steps :]
-            step_ms = time_steps(step, feed, bench.device, bench.plan.steps)
-            positions = sum(targets.numel() for _, targets in timed)
-            trained = sum(real_tokens(targets) for _, targets in timed)
-            return {
-                "step_ms": step_ms,
-                "positions": positions,
-                "trained_tokens": trained,
-                "padding_share": 1.0 - trained / positions,
-                "trained_tokens_per_s": 1e3 * trained / sum(step_ms),
-                "different_shapes": len({targets.shape for _, targets in timed}),
-            }
-
-        yield attempt(make, shaping=name, texts=len(examples))
-
-
-def _recipe(bench: Workbench, rung: str) -> Recipe:
-    """The recipe of a rung; on a CPU in the format and form that are quick there, since only the loaders differ."""
-    recipe = bench.scaled(NINE_STEPS.recipe_at(rung))
-    return recipe.but(precision="float32", compile="off") if bench.device.type == "cpu" else recipe
-
-
-def _started(bench: Workbench, recipe: Recipe, say: Say):
+    recipe, steps = _recipe(bench), min(MOST_STEPS, bench.plan.steps)
+    many = max(1, min(MANY_WORKERS, bench.machine.cores))
     say("compiling the step that all loaders feed")
     start_fresh(bench.device)
     step, batches = start_variant(recipe, bench.weights_for(recipe), bench.tokens.tokens, bench.place)
     for _ in range(1 + bench.plan.warmup_steps):
         step(batches)
-    return step, batches
+    held = next(batches)
+    step_ms = time_steps(step, repeat(held), bench.device, steps)
+    host_ms = _host_ms(step, repeat(held), bench)
+    yield {
+        "what": "resident", "source": "on the device", "workers": 0, "carried": "not at all", "status": "measured",
+        "reason": None, "step_ms": step_ms, "host_ms": host_ms, "tokens_per_step": recipe.tokens_per_step,
+    }  # fmt: skip
+    documents = list(load_corpus(bench.corpus, max_bytes=bench.profile.corpus_bytes).documents)
 
+    def fed(feed: Callable[[], AbstractContextManager], *, drain: int = 0) -> Row:
+        with feed() as batches:
+            return _fed(bench, step, batches, drain) | {"tokens_per_step": recipe.tokens_per_step}
 
-def _documents(bench: Workbench) -> list[str]:
-    return list(load_corpus(bench.corpus, max_bytes=bench.profile.corpus_bytes).documents)
+    for source, workers, carried in _pipelines(many):
+        say(f"{source}, {workers} workers, {carried}")
 
+        def feed(source: str = source, workers: int = workers, carried: str = carried) -> AbstractContextManager:
+            if source == MAPPED:
+                return mapped(bench.tokens.tokens, recipe, bench.device, carried=carried, workers=workers)
+            return tokenised_online(documents, bench.profile.tokenizer_ranks, recipe, bench.device, workers=workers)
 
-def _paragraphs(bench: Workbench) -> Iterator[str]:
-    for document in _documents(bench):
-        yield from (part for part in document.split("\n\n") if part.strip())
+        yield attempt(lambda feed=feed: fed(feed), what="pipeline", source=source, workers=workers, carried=carried)
 
+    resident_ms = median(step_ms)
+    for workers in (0, many):
+        for delay in TOY_DELAYS if bench.device.type == "cpu" else DELAYS:
+            delay_ms = delay * resident_ms * max(1, workers)
+            say(f"a loader that takes {delay_ms:.1f} ms longer, {workers} workers")
 
-def _feed(bench: Workbench, recipe: Recipe, documents: list[str], source: str, workers: int, carried: str):
-    if source == "memory_mapped":
-        return BatchStream(
-            bench.tokens.tokens, micro_batch=recipe.micro_batch, context_length=recipe.context_length,
-            host_memory=carried, device=bench.device, seed=recipe.seed, num_workers=workers,
+            def feed(workers: int = workers, delay_ms: float = delay_ms) -> AbstractContextManager:
+                return mapped(bench.tokens.tokens, recipe, bench.device, workers=workers, delay_ms=delay_ms)
+
+            yield attempt(
+                lambda feed=feed, workers=workers: fed(feed, drain=2 * workers), what="slow", workers=workers,
+                delay_in_steps=delay * max(1, workers), delay_ms=delay_ms,
+                predicted_step_ms=predicted_step_ms(resident_ms, host_ms, delay_ms, workers),
+            )  # fmt: skip
+    for prefetch in PREFETCHES:
+        say(f"a loader with hiccups, {prefetch} batches ahead")
+
+        def feed(prefetch: int = prefetch) -> AbstractContextManager:
+            return mapped(
+                bench.tokens.tokens, recipe, bench.device, workers=1, prefetch=prefetch, every=HICCUP_EVERY,
+                delay_ms=HICCUP_STEPS * resident_ms,
+            )  # fmt: skip
+
+        yield attempt(
+            lambda feed=feed, prefetch=prefetch: fed(feed, drain=prefetch), what="prefetch", workers=1,
+            prefetch=prefetch, hiccup_every=HICCUP_EVERY, hiccup_steps=HICCUP_STEPS,
+            predicted_step_ms=predicted_with_hiccups_ms(resident_ms, prefetch),
         )  # fmt: skip
-    windows = OnlineWindows(
-        documents, ranks=bench.profile.tokenizer_ranks, micro_batch=recipe.micro_batch,
-        context_length=recipe.context_length,
-    )  # fmt: skip
-    pin = bench.device.type == "cuda"
-    return _carried(DataLoader(windows, batch_size=None, num_workers=workers, pin_memory=pin), bench.device)
 
 
-def _carried(loader: DataLoader, device: torch.device) -> Iterator:
-    for batch in loader:
-        yield tuple(part.to(device, non_blocking=True) for part in batch)
+def predicted_step_ms(step_ms: float, host_ms: float, delay_ms: float, workers: int) -> float:
+    """The mean step with a loader that takes `delay_ms` a batch.
+
+    step_ms: of the device. host_ms: of that, what the host needs to queue it (on a CPU, all of it). Without workers
+    the host first loads and then queues, while the device may still work on the step before; workers load at once.
+    """
+    return max(step_ms, delay_ms / workers if workers else delay_ms + host_ms)
 
 
-def _close(feed: Any) -> None:
-    """End the worker processes now, not when the garbage collector comes by."""
-    feed.close()
+def predicted_with_hiccups_ms(step_ms: float, prefetch: int) -> float:
+    """The mean step over a loader whose every `HICCUP_EVERY`-th batch takes `HICCUP_STEPS` steps: the device waits for
+    what is left of the hiccup once the batches ahead are used up. A host that runs ahead of a GPU has steps queued
+    there as well, so this is the most that a GPU should take."""
+    return step_ms * (1 + max(0.0, HICCUP_STEPS - prefetch) / HICCUP_EVERY)
 
 
-class _SlowTokens:
-    """An array whose rows take a while to come, as from a slow disk or after costly preparation."""
-
-    def __init__(self, tokens: Any, delay_ms: float) -> None:
-        self._tokens, self._delay_s = tokens, delay_ms / 1e3
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        time.sleep(self._delay_s)
-        return self._tokens.__getitems__(indices)
+def _pipelines(many: int) -> Iterator[tuple[str, int, str]]:
+    """(where the tokens come from, worker processes, how batches are carried)"""
+    yield from ((MAPPED, 0, carried) for carried in CARRIED_ALONE)
+    yield from ((MAPPED, many, carried) for carried in CARRIED_BY_MANY)
+    yield from ((MAPPED, workers, BEST) for workers in sorted({1, many}))
+    yield from ((ONLINE, workers, BEST) for workers in sorted({0, 1, many}))
 
 
-class _SlowStream(BatchStream):
-    """The ordinary stream with `delay_ms` of waiting before each batch, in the process that loads it."""
+def _fed(bench: Workbench, step: Callable, batches: Iterator, drain: int) -> Row:
+    """drain: batches that were loaded ahead before anybody asked, and would flatter a slow loader."""
+    for _ in range(bench.plan.warmup_steps + drain):
+        step(batches)
+    steps = min(MOST_STEPS, bench.plan.steps)
+    step_ms = time_steps(step, batches, bench.device, steps)
+    watched = starvation(step, batches, bench.device, min(WATCHED_STEPS, steps))
+    return {
+        "step_ms": step_ms,
+        "wait_ms": watched.wait_ms,
+        "work_ms": watched.work_ms,
+        "starved_share": watched.share,
+        "load_ms": loader_wait_ms(step, batches, bench.device, LOADS),
+    }
 
-    def __init__(self, tokens: Any, recipe: Recipe, bench: Workbench, workers: int, delay_ms: float) -> None:
-        super().__init__(
-            tokens, micro_batch=recipe.micro_batch, context_length=recipe.context_length,
-            host_memory="pinned_non_blocking", device=bench.device, seed=recipe.seed, num_workers=workers,
-            around=lambda windows: _SlowTokens(windows, delay_ms),
-        )  # fmt: skip
+
+def _host_ms(step: Callable, batches: Iterator, bench: Workbench) -> float:
+    """What the host needs to queue one step on an idle device; on a CPU, the whole step."""
+    times_ms = []
+    for _ in range(LOADS):
+        synchronize(bench.device)
+        start = time.perf_counter()
+        step(batches)
+        times_ms.append(1e3 * (time.perf_counter() - start))
+    return median(times_ms)
+
+
+def _recipe(bench: Workbench) -> Recipe:
+    """On a CPU in the format and form that are quick there, since only the loaders differ."""
+    recipe = bench.scaled(NINE_STEPS.recipe_at(RUNG))
+    return recipe.but(precision="float32", compile="off") if bench.device.type == "cpu" else recipe

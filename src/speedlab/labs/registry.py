@@ -35,19 +35,20 @@ ENTRIES: tuple[Entry, ...] = (
         question="Which recipe reaches a loss first?",
     ),
     Entry(
-        name="data_pipeline",
-        question="How much does a step wait for its data, by source, workers and way of carrying?",
-        function="speedlab.labs.data_pipeline:pipelines",
+        name="data_pipeline", function="speedlab.labs.data_pipeline:data_pipeline",
+        question="How much does a step wait for its data, by source, workers, prefetch, carrying and slowness?",
     ),
     Entry(
-        name="slow_loader",
-        question="How slow may a loader be before the step waits for it?",
-        function="speedlab.labs.data_pipeline:slow_loader",
-    ),
-    Entry(
-        name="shapes_of_text",
+        name="shapes_of_text", function="speedlab.labs.shapes_of_text:shapes_of_text",
         question="What does padding cost, in tokens that are trained on?",
-        function="speedlab.labs.data_pipeline:shapes_of_text",
+    ),
+    Entry(
+        name="together", function="speedlab.labs.together:together",
+        question="What do FlashAttention, checkpointing and a data pipeline give alone, together, and on a small card?",
+    ),
+    Entry(
+        name="together_hf", function="speedlab.labs.together_hf:together_hf",
+        question="What do the same levers give on Hugging Face models, by our stopwatch?",
     ),
     Entry(
         name="memory_planner",
