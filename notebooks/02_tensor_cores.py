@@ -42,7 +42,7 @@ chapter.show_change()
 # %% mystnb={"image": {"alt": "Rows of bits for float32, TF32, bfloat16 and float16, coloured by sign, exponent and fraction, each with its largest value and its step at one"}, "figure": {"caption": "Four number formats. TF32 has the range of float32 and the precision of float16.", "name": "fig-number-formats"}}
 from IPython.display import SVG, display
 
-from speedlab.publishing.diagrams import number_formats, tensor_core_tile
+from speedlab.publishing.diagrams import number_formats, tensor_core_tile, tf32_rounding
 
 SVG(number_formats())
 
@@ -113,9 +113,11 @@ chapter.show_kernels()
 #
 # Rounding to 10 fraction bits moves a number by at most one part in 2,048. The product of two such numbers fits into
 # float32 without a further loss, and the sums are kept in float32. The errors of the many terms of a sum differ in
-# sign and partly cancel. The losses need not be equal bit for bit, so the promise is a tolerance.
+# sign and partly cancel. The losses need not be equal bit for bit, so the promise is a tolerance. The picture follows
+# one number, 0.1, from memory to memory.
 
-# %%
+# %% mystnb={"image": {"alt": "The bits of one float32 number; on the way into the multiplier its last 13 fraction bits are dropped, products and sums keep float32"}}
+display(SVG(tf32_rounding()))
 chapter.show_contract()
 
 # %% [markdown]

@@ -62,8 +62,15 @@ chapter.show_change()
 #
 # Launches are the second reason. The host needs some microseconds for each one. As long as the card is still busy with
 # the backward pass, the host is ahead and its time is hidden; a long row of tiny kernels can use that lead up.
+#
+# The picture shows the same count: each box is one tensor on its way between memory and chip.
 
-# %%
+# %% mystnb={"image": {"alt": "Eight operations of AdamW, each with the tensors that it reads and writes, above one fused operation that reads four and writes three"}}
+from IPython.display import SVG, display
+
+from speedlab.publishing.diagrams import adamw_passes
+
+display(SVG(adamw_passes()))
 chapter.show_prediction()
 
 # %% [markdown]

@@ -63,8 +63,15 @@ chapter.show_change()
 #
 # Pinning has a price: somebody still has to copy the ids into page-locked memory. The `DataLoader` does it now, in
 # place of the driver.
+#
+# The picture puts both forms beside each other. Look for the grey boxes: there somebody waits.
 
-# %%
+# %% mystnb={"image": {"alt": "Two timelines of host and card: from pageable memory the host waits for the copy and the card then idles; from pinned memory neither waits"}}
+from IPython.display import SVG, display
+
+from speedlab.publishing.diagrams import pinned_transfer
+
+display(SVG(pinned_transfer()))
 chapter.show_prediction()
 
 # %% [markdown]

@@ -70,8 +70,15 @@ chapter.show_change()
 # GELU       3 tensors fewer x 12 x 8 x 1,024 x 3,072 x 2 bytes = 1.69 GiB
 # LayerNorm  2 tensors fewer x 25 x 8 x 1,024 x   768 x 2 bytes = 0.59 GiB
 # ```
+#
+# The picture counts forward and backward together, as the prediction below it does.
 
-# %%
+# %% mystnb={"image": {"alt": "Rows of boxes, one for each pass over memory: long rows for GELU and LayerNorm written out, short ones for their single kernels"}}
+from IPython.display import SVG, display
+
+from speedlab.publishing.diagrams import fusion_passes
+
+display(SVG(fusion_passes()))
 chapter.show_prediction()
 
 # %% [markdown]

@@ -51,8 +51,15 @@ chapter.show_change()
 # generates kernels for runs of operations that can share a pass: Triton on a GPU, C++ on a CPU. It also decides which
 # values to keep for the backward pass and which to compute again. In the default mode matmuls and attention remain
 # calls into the libraries, so fusion alone should not touch them.
+#
+# The picture has the stages. Each has a name that turns up in messages and logs, so it pays to have seen them.
 
-# %%
+# %% mystnb={"image": {"alt": "Five boxes from Python code through graph capture, backward graph and code generation to kernels; later calls check guards and reuse them"}}
+from IPython.display import SVG, display
+
+from speedlab.publishing.diagrams import compile_pipeline
+
+display(SVG(compile_pipeline()))
 chapter.show_prediction()
 
 # %% [markdown]

@@ -31,10 +31,11 @@ source: str = "auto"  # measure here, show the recorded numbers only, or auto
 # %%
 from dataclasses import replace
 
-from IPython.display import Markdown, display
+from IPython.display import SVG, Markdown, display
 
 from speedlab.notebook import Chapter
 from speedlab.publishing.chapter_words import longest_kernels
+from speedlab.publishing.diagrams import padded_tiles
 
 chapter = Chapter("09_aligned_shapes", profile=profile, steps=steps, source=source)
 chapter.show_change()
@@ -52,12 +53,16 @@ chapter.show_change()
 # The padding adds `47 / 50,257`, less than a thousandth, to their arithmetic. The token table grows too, but a table
 # is looked up, not multiplied; its 768 numbers a row were aligned before.
 #
+# The kernel computes the matrix in tiles, and the last tile across is computed whole even where the matrix has ended.
+# So the 47 columns were computed before as well, and thrown away. The picture shows both effects.
+#
 # **9b.** The optimizer reads and writes all weights once per update, however many tokens the update saw, and launching
 # a kernel costs the same for a large one as for a small one. Four times the tokens share both. Each matmul has four
 # times the rows, so the last, half-empty round of tiles weighs less. In exchange, activations grow fourfold: the
 # logits alone from 786 MiB to 3.1 GiB.
 
-# %%
+# %% mystnb={"image": {"alt": "Row starts of the exact matrix wander between 16-byte borders, those of the padded one never do; the last tiles show the columns computed in vain"}}
+display(SVG(padded_tiles()))
 chapter.show_prediction()
 
 # %% [markdown]

@@ -47,6 +47,18 @@ chapter.show_change()
 # Data sheets give NVLink 300 GB/s in each direction on an A100 and 450 GB/s on an H200, and PCIe 4.0 x16 about 32
 # GB/s. For four GPUs that is at least 1.6 ms, 1.1 ms or 15 ms. Put this beside the step time below.
 #
+# Why twice, and why `n - 1`? Each GPU cuts its gradient into `n` chunks. In the first `n - 1` rounds every chunk
+# travels once around the ring and is added to on its way. In the next `n - 1` rounds the finished sums travel around
+# and are copied. No GPU ever sends a whole gradient at once, and all links work in every round.
+
+# %% mystnb={"image": {"alt": "Seven squares of four GPUs by four chunks: sums grow along the diagonal for three rounds, then three more rounds hand them on to all"}}
+from IPython.display import SVG, display
+
+from speedlab.publishing.diagrams import overlap, ring_all_reduce
+
+SVG(ring_all_reduce())
+
+# %% [markdown]
 # Nor must it be waited for. The backward pass begins at the last layer, and the gradients of that layer are ready
 # while the others are still being computed. DistributedDataParallel (DDP) collects gradients in buckets of about 25
 # MiB and sends a bucket as soon as it is full. Only the last one has nothing left to hide behind, and it is a large
@@ -55,8 +67,12 @@ chapter.show_change()
 # Hidden is not free. The kernels that send occupy multiprocessors and memory bandwidth which the matmuls would have
 # used, and a model that `torch.compile` cuts at every bucket fuses less. So the step can grow by more than the link
 # needs, although the timeline shows no waiting.
+#
+# The picture puts the sending of the buckets below the backward pass, by formula: the arithmetic at the peak of a data
+# sheet, which no real step reaches. A slower backward pass hides more.
 
-# %%
+# %% mystnb={"image": {"alt": "A bar for the backward pass above the buckets sent over two links: over NVLink they are slivers, over PCIe they fill the time and run on after it"}}
+display(SVG(overlap()))
 chapter.show_prediction()
 
 # %% [markdown]

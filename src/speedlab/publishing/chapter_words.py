@@ -200,7 +200,7 @@ def lesson(row: dict[str, Any], before: dict[str, Any] | None) -> str:
 
 def cards_table(rungs: Sequence[Rung]) -> str:
     """What becomes of each rung on common cards, by the rules that the program itself follows."""
-    machines = [(card.title, _machine(card.slug)) for card in CARDS if card.slug in COMMON_CARDS]
+    machines = [(card.title, machine_of(card.slug)) for card in CARDS if card.slug in COMMON_CARDS]
     machines.append(("CPU", Capabilities(device_type="cpu", cores=2)))
     cells = []
     for rung in rungs:
@@ -215,7 +215,7 @@ def cards_table(rungs: Sequence[Rung]) -> str:
     return Table("", columns, tuple(cells)).markdown()
 
 
-def _machine(slug: str) -> Capabilities:
+def machine_of(slug: str) -> Capabilities:
     card = next(card for card in CARDS if card.slug == slug)
     return Capabilities(
         device_type="cuda", capability=card.capability, gpu_name=card.title, gpus=8, cores=8,

@@ -14,6 +14,12 @@ from speedlab.errors import check_choice
 from speedlab.number_formats import FORMATS
 from speedlab.publishing import svg
 from speedlab.publishing.diagrams_attention import causal_block_skipping, flash_attention_tiling, hbm_traffic
+from speedlab.publishing.diagrams_fusion import adamw_passes, fusion_passes
+from speedlab.publishing.diagrams_machine import memory_hierarchy, tf32_rounding
+from speedlab.publishing.diagrams_several_gpus import overlap, ring_all_reduce
+from speedlab.publishing.diagrams_shapes import padded_tiles
+from speedlab.publishing.diagrams_synthesis import decision_path
+from speedlab.publishing.diagrams_time import compile_pipeline, pinned_transfer
 from speedlab.records.store import write_text_atomic
 
 NUMBER_FORMATS = tuple(FORMATS[name] for name in ("float32", "TF32", "bfloat16", "float16"))
@@ -141,6 +147,16 @@ DIAGRAMS: dict[str, Callable[[], str]] = {
     "flash_attention_tiling": flash_attention_tiling,
     "hbm_traffic": hbm_traffic,
     "causal_block_skipping": causal_block_skipping,
+    "memory_hierarchy": memory_hierarchy,
+    "tf32_rounding": tf32_rounding,
+    "fusion_passes": fusion_passes,
+    "adamw_passes": adamw_passes,
+    "pinned_transfer": pinned_transfer,
+    "compile_pipeline": compile_pipeline,
+    "padded_tiles": padded_tiles,
+    "ring_all_reduce": ring_all_reduce,
+    "overlap": overlap,
+    "decision_path": decision_path,
 }
 
 # Alternative texts: what is seen, without the numbers, which the drawing's own description holds.
@@ -155,6 +171,26 @@ ALT_TEXTS: dict[str, str] = {
     "only queries, keys, values and output",
     "causal_block_skipping": "A square of tiles: those below the diagonal are computed whole, those on it are masked "
     "inside, those above it are skipped",
+    "memory_hierarchy": "Four squares to one scale, the memories of T4, A100, H100 and H200, each with all memory on "
+    "its chip as a dot in the corner; bars compare registers, L1 and L2",
+    "tf32_rounding": "The bits of one float32 number; on the way into the multiplier its last 13 fraction bits are "
+    "dropped, products and sums keep float32",
+    "fusion_passes": "Rows of boxes, one for each pass over memory: long rows for GELU and LayerNorm written out, "
+    "short ones for their single kernels",
+    "adamw_passes": "Eight operations of AdamW, each with the tensors that it reads and writes, above one fused "
+    "operation that reads four and writes three",
+    "pinned_transfer": "Two timelines of host and card: from pageable memory the host waits for the copy and the card "
+    "then idles; from pinned memory neither waits",
+    "compile_pipeline": "Five boxes from Python code through graph capture, backward graph and code generation to "
+    "kernels; later calls check guards and reuse them",
+    "padded_tiles": "Row starts of the exact matrix wander between 16-byte borders, those of the padded one never do; "
+    "the last tiles show the columns computed in vain",
+    "ring_all_reduce": "Seven squares of four GPUs by four chunks: sums grow along the diagonal for three rounds, "
+    "then three more rounds hand them on to all",
+    "overlap": "A bar for the backward pass above the buckets sent over two links: over NVLink they are slivers, over "
+    "PCIe they fill the time and run on after it",
+    "decision_path": "Five questions from fitting into memory to the measured ceiling; each no leads to the changes "
+    "that lift that limit",
 }
 
 

@@ -22,9 +22,11 @@ from speedlab.publishing.diagrams import write_diagrams
 from speedlab.publishing.exercises import exercises_section
 from speedlab.publishing.folklore_page import folklore_section
 from speedlab.publishing.glossary import glossary_section
+from speedlab.publishing.machinery import machinery_tables
 from speedlab.publishing.memory_parts import memory_section
 from speedlab.publishing.page_tables import page_tables
 from speedlab.publishing.referee_tables import determinism_section, harness_section, loss_section
+from speedlab.publishing.synthesis import cheat_sheet, which_card
 from speedlab.publishing.tables import Row, by_ladder, published_table, table_title
 from speedlab.publishing.touch_ladder import explorer
 from speedlab.records.experiment import committed_experiments, read_experiments
@@ -62,6 +64,10 @@ def generate(book: Path, run_records: Path | None = None, *, records: Path | Non
     writer.fragment("memory_parts", memory_section(committed, writer.figure))
     writer.fragment("ladder_explorer", explorer(rows))
     writer.fragment("attribution", attribution_section(rows))
+    writer.fragment("which_card", which_card())
+    writer.fragment("cheat_sheet", cheat_sheet(rows, reference_device(book)))
+    for name, words in machinery_tables().items():
+        writer.fragment(name, words)
     writer.fragment("results_other", "".join(map(_other_section, others)) or "No other records are committed yet.\n")
     writer.fragment("results_run", _run_section(report_rows(_read(run_records)) if run_records else []))
     writer.fragment("published", _published_section())
