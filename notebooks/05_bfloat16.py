@@ -46,7 +46,9 @@ chapter.show_change()
 # * **Bytes.** Every tensor has half as many, so each operation that waits for memory has half as long to wait. That
 #   includes all the rest which TF32 left alone.
 #
-# Each is a factor of two at most, and so are both together. A step that gains more has another reason, such as a better kernel.
+# Each is a factor of two at most. The two do not multiply: an operation waits either for the multiplier or for the
+# memory, and gains from one of them. So the whole step should gain a factor of two at most as well. One that gains
+# more has another reason, such as a better kernel.
 #
 # For the memory the first thought is that the weights are half as large. That is true and explains little:
 #
@@ -99,10 +101,11 @@ chapter.show_kernels()
 chapter.show_contract()
 
 # %% [markdown]
-# With the leading 1 that is never stored, a bfloat16 number has 8 significant bits. Between 1 and 2 the next number is
-# 1/128 away, so an update of less than half of that, 1/256, is rounded away; seen from just below 2 the same distance
-# is only 1/512 of the weight. An update below 1/512 of its weight is always lost, one above 1/256 never. And lost
-# means lost: the next update starts from the old weight again.
+# bfloat16 stores 7 fraction bits. Between 1 and 2 its numbers are therefore 1/128 apart, and the sum of weight and
+# update is rounded to the nearest of them. An update of less than half that distance, 1/256, is rounded away. For a
+# weight of 1 this limit is 1/256 of the weight, for a weight just below 2 it is 1/512 of it; in every other power of
+# two it is the same. So an update below 1/512 of its weight is always lost, and one above 1/256 never is. Lost means
+# lost: the next update starts from the old weight again.
 #
 # An AdamW update is about as large as the learning rate, here 0.0005. The next cell gives one weight the same gradient
 # 100 times, in both formats:
@@ -124,8 +127,8 @@ for start in (1.0, 0.1, 0.02):
 
 # %% [markdown]
 # The gains of LayerNorm start at 1.0; matrices are drawn with a standard deviation of 0.02. The moments suffer as
-# well: the second one is multiplied by 0.999 at each step, and a change of one part in a thousand is below 1/512, so
-# it never shrinks.
+# well. The second one is multiplied by 0.999 at each step. That changes it by one part in a thousand, which is below
+# 1/512, so it never shrinks.
 #
 # <!-- touch: number-formats -->
 #

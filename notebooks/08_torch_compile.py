@@ -65,9 +65,9 @@ chapter.show_prediction()
 # %% [markdown]
 # ## The change
 #
-# `dynamic=False` compiles for the shapes that it meets and for no others. Another batch size is another graph and
-# another wait, which we prefer to a graph for all sizes that is optimal for none. What is compiled is the model: loss
-# and optimizer step stay outside.
+# `dynamic=False` compiles for exactly the shapes that it meets. Another batch size means another graph and another
+# wait. The alternative is one graph for all sizes, which cannot be the best one for each. Training uses one shape, so
+# the wait comes once. Only the model is compiled; loss and optimizer step stay outside.
 
 # %%
 from speedlab.training.step import compile_model
@@ -98,8 +98,8 @@ chapter.show_break_even()
 # %% [markdown]
 # ## What ran
 #
-# Generated kernels are the kind *fused*. On a GPU their long names list what they hold; on a CPU one entry stands for
-# a whole graph. Kinds that shrink or vanish went into them. Two things to look for:
+# Generated kernels are the kind *fused*. On a GPU their long names list the operations that they hold; on a CPU one
+# entry stands for a whole graph. A kind that shrinks or vanishes went into them. Two things to look for:
 #
 # * Does the time of the *matmuls* fall as well? Fusion cannot do that. But the compiler may pad a matmul whose row
 #   length suits the hardware badly, if that wins in its own trial. The head, with 50,257 columns, is a candidate. If
@@ -130,14 +130,16 @@ chapter.show_other_cards()
 # %% [markdown]
 # ## What we learned
 #
-# * *A free lunch.* The lunch costs the compile time above. For a run shorter than the break-even step it is a loss.
+# Four sentences that go around, and where to look:
+#
+# * *A free lunch.* It costs the compile time above. A run that is shorter than the break-even step loses time.
 # * *The first run is 2 to 10 times slower.* Divide the compile time by a median step. The published account of six
 #   steps gives about 40 s of compilation (mode `max-autotune`) in front of steps of 0.33 s, a factor of 120.
 # * *It preallocates all memory.* Compare the reserved memory of the two rows with the size of the card. In the
 #   published ladder (LLMs-from-scratch) it went from 5.90 to 6.19 GiB.
-# * *Looking at a later step avoids the warm-up.* That ladder changes its statistic at this rung, from a running mean
-#   to the last printed interval. Its intervals also hold evaluations, and those are neither warm-up nor training.
-#   Excluding the first step is not enough: a window must hold training only.
+# * *Looking at a later step avoids the warm-up.* From this rung on that ladder reads the last printed interval, where
+#   it read a running mean before. But its intervals also hold evaluations, which are neither warm-up nor training. It
+#   is not enough to leave the first step out: a window must hold training only.
 
 # %%
 chapter.show_lesson()
