@@ -44,13 +44,16 @@ chapter.show_change()
 # dropout     reads 1, writes 1, and half a pass for its mask    2.5
 # addition    reads 2, writes 1                                  3
 # LayerNorm   reads 1, writes 1                                  2
-# one kernel  reads 2, writes the sum and the normalized sum     4, and the mask if it is kept
+# one kernel  reads 2, writes the sum and the normalized sum     4, and the mask if kept
 # ```
 #
 # `torch.compile` records the operations of the forward pass as a graph, derives that of the backward pass, and
 # generates kernels for runs of operations that can share a pass: Triton on a GPU, C++ on a CPU. It also decides which
 # values to keep for the backward pass and which to compute again. In the default mode matmuls and attention remain
 # calls into the libraries, so fusion alone should not touch them.
+#
+# One matmul is an exception, and the prediction below counts on it: the head. Its 50,257 columns suit the hardware
+# badly, and the compiler may pad them by itself. *What ran* comes back to this.
 #
 # The picture has the stages. Each has a name that turns up in messages and logs, so it pays to have seen them.
 

@@ -44,8 +44,8 @@ chapter.show_change()
 # bytes per GPU = 2 x (n - 1) / n x 326 MB      326 MB for two GPUs, 489 MB for four
 # ```
 #
-# Data sheets give NVLink 300 GB/s in each direction on an A100 and 450 GB/s on an H200, and PCIe 4.0 x16 about 32
-# GB/s. For four GPUs that is at least 1.6 ms, 1.1 ms or 15 ms. Put this beside the step time below.
+# Data sheets give NVLink 300 GB/s in each direction on an A100 and 450 GB/s on an H200, and PCIe 4.0 x16
+# 31.5 GB/s. For four GPUs that is at least 1.6 ms, 1.1 ms or 15.5 ms. Put this beside the step time below.
 #
 # Why twice, and why `n - 1`? Each GPU cuts its gradient into `n` chunks. In the first `n - 1` rounds every chunk
 # travels once around the ring and is added to on its way. In the next `n - 1` rounds the finished sums travel around

@@ -49,7 +49,7 @@ def memories_table() -> Table:
         ("memory of the card", *(f"{card.memory_gib:.0f} GiB" for card, _ in pairs)),
         ("its bandwidth", *(f"{card.bytes_per_s / 1e12:.2f} TB/s" for card, _ in pairs)),
     )
-    names = tuple(card.title for card, _ in pairs)
+    names = tuple(short(card) for card, _ in pairs)
     sources = dict.fromkeys(source for card, chip in pairs for source in (chip.source, card.source))
     notes = (f"sources: {'; '.join(sources)}", "the H200 has the chip of the H100")
     return Table("", ("what", *names), lines, frozenset(names), notes)
@@ -60,7 +60,7 @@ def rates_table() -> Table:
     formats = ("float32", "tf32", "bfloat16", "float16")
     lines = tuple(
         (
-            card.title,
+            short(card),
             *(_tflops(card, name) for name in formats),
             form.three_digits(balance(card)),
         )
@@ -74,6 +74,11 @@ def rates_table() -> Table:
 def balance(card: Card) -> float:
     """FLOP that the card can do, at its best rate, while one byte comes from its memory."""
     return max(card.flops_per_s.values()) / card.bytes_per_s
+
+
+def short(card: Card) -> str:
+    """A card's name as a narrow column bears it: "A100" for "A100 80 GB SXM"."""
+    return card.title.split()[0]
 
 
 def _tflops(card: Card, name: str) -> str:
@@ -109,7 +114,7 @@ def operations() -> tuple[Operation, ...]:
 def ceilings_table() -> Table:
     """The shortest time of each operation on each card, and which of the two ceilings sets it."""
     pairs = cards_with_chips()
-    names = tuple(card.title for card, _ in pairs)
+    names = tuple(short(card) for card, _ in pairs)
     lines = tuple(
         (operation.name, form.three_digits(operation.intensity), *(shortest(operation, card) for card, _ in pairs))
         for operation in operations()
