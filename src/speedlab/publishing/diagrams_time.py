@@ -21,7 +21,7 @@ TRANSFERS: tuple[tuple[str, tuple[Span, ...], tuple[Span, ...]], ...] = (
     (
         "Pinned and non-blocking: the host runs ahead",
         ((0, 70, "launch 1", svg.SKY), (70, 100, "queue", svg.GREEN), (100, 170, "launch 2", svg.SKY),
-         (170, 360, "free for the next batch", IDLE)),
+         (170, 360, "free for the next batch", svg.PANEL)),
         ((30, 170, "step 1", svg.BLUE), (170, 200, "copy", svg.ORANGE), (200, 330, "step 2", svg.BLUE)),
     ),
 )  # fmt: skip

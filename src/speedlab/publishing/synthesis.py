@@ -32,6 +32,9 @@ SWITCHES: dict[str, tuple[str, str]] = {
 }
 
 
+UNCLEAR = "unclear"  # shorter than the words of other tables: this one is wide
+
+
 def which_card() -> str:
     """What becomes of each change on common cards, by the rules that the program itself follows."""
     cards = [card for card in CARDS if card.slug in COMMON_CARDS]
@@ -56,17 +59,22 @@ def cheat_sheet(rows: Iterable[Row], device: str) -> str:
         code, care = SWITCHES[rung.key]
         row = found.get(rung.key)
         lines.append((f"[{rung.title}](chapters/{rung.chapter}.ipynb)", code, _speed(row), _memory(row, found), care))
-    columns = ("change", "in plain PyTorch", "tokens/s", "reserved GiB", "look out for")
-    notes = (f"measured on {device_title(device)}, each change on top of those above it",)
+    columns = ("change", "in plain PyTorch", "tokens/s", "GiB", "look out for")
+    notes = (
+        f"measured on {device_title(device)}, each on top of those above it; GiB: reserved memory, before → after",
+        f"{UNCLEAR}: the difference does not exceed the spread",
+    )
     if not found:
         notes = ("not measured yet on the reference card",)
-    return Table("", columns, tuple(lines), frozenset(("tokens/s", "reserved GiB")), notes).markdown()
+    return Table("", columns, tuple(lines), frozenset(("tokens/s", "GiB")), notes).markdown()
 
 
 def _speed(row: Row | None) -> str:
     if row is None:
         return form.NOTHING
-    return form.ratio(row["speedup_step"], clear=row["speedup_step_clear"])
+    if row["speedup_step"] is None:
+        return form.NOTHING
+    return form.ratio(row["speedup_step"], clear=True) if row["speedup_step_clear"] else UNCLEAR
 
 
 def _memory(row: Row | None, found: dict[str, Row]) -> str:
