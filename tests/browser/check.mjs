@@ -1,5 +1,6 @@
-// The reader checks: `node check.mjs BOOK CHROMIUM`, where BOOK is the folder of the built HTML. Exit status 1 for a
-// finding that baseline.json does not know. `make check-book` calls this.
+// The reader checks: `node check.mjs BOOK CHROMIUM [PATTERN]`, where BOOK is the folder of the built HTML and PATTERN
+// chooses pages by name (then links are not followed). Exit status 1 for a finding that baseline.json does not know,
+// which is told as soon as its page was looked at. `make check-book` calls this.
 import { readFileSync } from "node:fs";
 import path from "node:path";
 import { brokenLinks } from "./links.mjs";
@@ -8,37 +9,44 @@ import { openBrowser, pagesOf, serve } from "./site.mjs";
 import { checkTouch } from "./touch_checks.mjs";
 
 const TABS = 3; // pages at the same time
-const SHOWN = 60; // findings
+const SHOWN = 60; // findings of one page
 
-const [folder, program] = process.argv.slice(2);
+const [folder, program, pattern] = process.argv.slice(2);
 const book = path.resolve(folder);
 const { budget, known } = JSON.parse(readFileSync(new URL("./baseline.json", import.meta.url), "utf8"));
 const began = Date.now();
 const site = await serve(book);
 const browser = await openBrowser(program);
-let findings, names;
+const findings = [];
+let names;
 try {
-  names = await pagesOf(book);
-  const results = await checkAll(names);
-  findings = results.flatMap((result) => result.findings);
-  findings.push(...brokenLinks(results.map((result) => result.facts), site.base, book));
-  findings.push(...(await checkTouch(browser, site.base)));
+  names = (await pagesOf(book)).filter((name) => new RegExp(pattern ?? "").test(name));
+  const facts = await checkAll([...names]);
+  if (!pattern) tell(brokenLinks(facts, site.base, book));
+  tell(await checkTouch(browser, site.base));
 } finally {
   await browser.close();
   site.close();
 }
-report();
+const fresh = findings.filter((finding) => !explained(finding));
+const stale = pattern ? [] : known.filter((entry) => !findings.some((finding) => explained(finding) === entry));
+for (const entry of stale) console.log(`baseline: nothing is explained any more by ${entry.rule} at ${entry.where}: drop it`);
+console.log(`${names.length} pages, ${findings.length - fresh.length} known findings, ${fresh.length} new ones, ` +
+  `${Math.round((Date.now() - began) / 1000)} s`);
+process.exitCode = fresh.length || !names.length ? 1 : 0;
 
-/** A few tabs take the pages in turn. */
-async function checkAll(waiting) {
-  const results = [], queue = [...waiting];
+/** A few tabs take the pages in turn. Returns what the pages hold. */
+async function checkAll(queue) {
+  const facts = [];
   const tab = async () => {
     for (let name = queue.shift(); name !== undefined; name = queue.shift()) {
-      results.push(await checkPage(browser, site.base, name, budget));
+      const result = await checkPage(browser, site.base, name, budget);
+      facts.push(result.facts);
+      tell(result.findings);
     }
   };
   await Promise.all(Array.from({ length: TABS }, tab));
-  return results;
+  return facts;
 }
 
 /** The entry of the baseline that explains a finding, if any. */
@@ -46,17 +54,10 @@ function explained(finding) {
   return known.find((entry) => entry.rule === finding.rule && new RegExp(entry.where).test(finding.where));
 }
 
-function report() {
-  const fresh = findings.filter((finding) => !explained(finding));
-  const told = new Set();
-  for (const { page, view, rule, where, what } of fresh) {
-    const line = `${page}: ${rule} (${view}): ${where}${what ? `: ${what}` : ""}`;
-    if (told.size < SHOWN) told.add(line);
+/** Keep findings, and print the new ones. */
+function tell(found) {
+  findings.push(...found);
+  for (const { page, view, rule, where, what } of found.filter((finding) => !explained(finding)).slice(0, SHOWN)) {
+    console.log(`${page}: ${rule} (${view}): ${where}${what ? `: ${what}` : ""}`);
   }
-  for (const line of told) console.log(line);
-  const stale = known.filter((entry) => !findings.some((finding) => explained(finding) === entry));
-  for (const entry of stale) console.log(`baseline: nothing is explained any more by ${entry.rule} at ${entry.where}: drop it`);
-  const seconds = Math.round((Date.now() - began) / 1000);
-  console.log(`${names.length} pages, ${findings.length - fresh.length} known findings, ${fresh.length} new ones, ${seconds} s`);
-  process.exitCode = fresh.length || !names.length ? 1 : 0;
 }
