@@ -18,7 +18,7 @@ def contents_with_labs(toc: Path, labs: list[str]) -> str:
     """The text of a `_toc.yml` that names every lab once.
 
     Labs that the committed file names keep their place there; the others follow in the order given, in the part
-    "Labs", which stands before the last part where the file has none.
+    "Labs". Where the file has no such part, it follows the part of the chapters, or stands before the last one.
     """
     import yaml
 
@@ -34,7 +34,8 @@ def contents_with_labs(toc: Path, labs: list[str]) -> str:
         part = next((part for part in parts if part.get("caption") == CAPTION), None)
         if part is None:
             part = {"caption": CAPTION, "chapters": []}
-            parts.insert(max(1, len(parts) - 1), part)
+            chapters = [index for index, one in enumerate(parts) if any(f.startswith("chapters/") for f in _files(one))]
+            parts.insert(chapters[-1] + 1 if chapters else max(1, len(parts) - 1), part)
         part["chapters"] = [*part.get("chapters", []), *({"file": f"{LABS}/{lab}"} for lab in missing)]
     return yaml.safe_dump(contents, sort_keys=False, allow_unicode=True)
 
