@@ -113,7 +113,7 @@ async function checkSearch(browser, base) {
   const seen = await watch(page, base);
   await page.goto(`${base}search.html?q=${WORD}`);
   const found = page.locator(`#search-results a[href*="${ITS_PAGE}"]`).first();
-  const problem = await found.waitFor({ timeout: 10_000 }).then(() => null, () => `"${WORD}" does not find ${ITS_PAGE}`);
+  const problem = await found.waitFor({ timeout: 60_000 }).then(() => null, () => `"${WORD}" does not find ${ITS_PAGE}`);
   await context.close();
   const findings = [...seen.external].map((url) => ["external-request", url, "asked by the search"]);
   if (problem) findings.push(["search", WORD, problem]);
