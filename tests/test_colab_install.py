@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -76,9 +77,8 @@ def colab(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
         wheel(wheels, name, version, requires=("numpy<2", "torch==1.0"))  # what must not be followed
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     # The environment gets this one's pip, and nothing else of it.
-    import pip
-
-    os.symlink(Path(pip.__file__).parent, there / "pip")
+    pip = importlib.metadata.distribution("pip").locate_file("pip")  # importing it would disturb setuptools
+    os.symlink(pip, there / "pip")
     python = folder / "venv" / "bin" / "python"
     environment = {
         "PATH": os.environ["PATH"], "PYTHONPATH": str(there), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels),

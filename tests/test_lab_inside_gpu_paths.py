@@ -55,7 +55,8 @@ def test_every_row_of_a_real_profile(bench: Any, monkeypatch: pytest.MonkeyPatch
     assert [recipe.compile for recipe in asked] == ["default"]
     breaks = {row["interruption"]: row for row in rows if row["what"] == "graph_break"}
     assert all(len(row["step_ms"]) == 3 for row in breaks.values())
-    assert breaks["nothing"]["operations"] > max(row["operations"] for name, row in breaks.items() if name != "nothing")
+    assert breaks["nothing"]["graphs"] == 1 and not breaks["nothing"]["reasons"]
+    assert all(row["graphs"] > 1 and row["reasons"] for name, row in breaks.items() if name != "nothing")
     uncounted = [row["status"] for row in rows if row["what"] == "bytes" and row["mode"] == "default"]
     assert uncounted == ["unavailable", "unavailable"]  # nothing was generated, so nothing was counted
     kernels = [row for row in rows if row["what"] == "kernels"]

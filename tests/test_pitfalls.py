@@ -31,7 +31,8 @@ from speedlab.model.sampling import sample
 from speedlab.records import stats
 from speedlab.records.rows import report_rows
 from speedlab.records.store import read_records, write_record
-from speedlab.training.distributed import check_world_size, launch
+from speedlab.training.launching import check_world_size, launch
+from speedlab.training.parallel import Replicated
 from speedlab.training.step import TrainingStep, token_loss
 from speedlab.work import datasheet_flops_per_s
 
@@ -252,9 +253,9 @@ def test_35_ddp_is_wrapped_first_and_compiled_then(tmp_path, monkeypatch: pytest
     try:
         torch._dynamo.reset()
         recipe = TINY.but(compile="default")
-        both = TrainingStep(recipe, lively_weights(TINY), CPU, parallelize=DistributedDataParallel)
+        both = TrainingStep(recipe, lively_weights(TINY), CPU, parallelize=partial(Replicated, device=CPU))
         plain = TrainingStep(TINY, lively_weights(TINY), CPU)
-        assert isinstance(both.forward._orig_mod, DistributedDataParallel) and hasattr(both.parallel, "no_sync")
+        assert isinstance(both.forward._orig_mod, DistributedDataParallel)
         for batch in random_batches(TINY, 2):
             torch.testing.assert_close(both(iter([batch])), plain(iter([batch])), rtol=0, atol=1e-5)
     finally:

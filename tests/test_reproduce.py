@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from toy_chapters import toy_source, write_toys
+from toy_chapters import heed_interrupts, toy_source, write_toys
 
 from speedlab.errors import BadInput, NotAvailable, SpeedLabError
 from speedlab.publishing import currency, execute, reproduce, sources
@@ -224,7 +224,9 @@ def command():
 cli.app.command(name="toy")(command)
 cli.main(["toy"])
 """
-    runner = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    runner = subprocess.Popen(
+        [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    )
     kernel = int((tmp_path / "pipe").read_text())
     os.kill(kernel, 0)
     runner.send_signal(number)

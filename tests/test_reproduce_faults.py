@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from toy_chapters import toy_source, write_toys
+from toy_chapters import heed_interrupts, toy_source, write_toys
 
 from speedlab.publishing.run_folder import Run, runs_newest_first
 
@@ -35,7 +35,9 @@ cli.main(["toy", *sys.argv[1:]])
 
 def start(notebooks: Path, runs: Path, prefix: tuple[str, ...] = ()) -> subprocess.Popen:
     command = [*prefix, sys.executable, "-c", SCRIPT, str(notebooks), str(runs)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts
+    )
 
 
 def finish(runner: subprocess.Popen) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 HEADER = """\
@@ -46,3 +47,8 @@ def write_toys(folder: Path, toys: dict[str, str]) -> Path:
     for stem, source in toys.items():
         (folder / f"{stem}.py").write_text(source, encoding="utf-8")
     return folder
+
+
+def heed_interrupts() -> None:
+    """For a child before it starts: a shell that runs the tests in the background has Ctrl-C ignored in all of them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
