@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # Lab: gradient accumulation
+# # Gradient accumulation
 #
 # [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/accumulation.ipynb)
 #

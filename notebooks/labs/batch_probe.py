@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # Lab: the largest batch
+# # The largest batch
 #
 # [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/batch_probe.ipynb)
 #

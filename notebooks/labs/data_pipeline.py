@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # Lab: feeding the GPU
+# # Feeding the GPU
 #
 # [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/data_pipeline.ipynb)
 #
