@@ -6,7 +6,6 @@ samples only, as in a record: whoever reads it computes medians and ratios. It k
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from speedlab.records import check
 from speedlab.records.check import Check, refuse
 from speedlab.records.record import CHECKS as RECORD_CHECKS
 from speedlab.records.record import METHOD, SCHEMA, STATUSES
-from speedlab.records.store import LARGEST_RECORD_BYTES, PACKAGE, REPOSITORY_ROOT, write_text_atomic
+from speedlab.records.store import PACKAGE, REPOSITORY_ROOT, json_text, read_json, write_text_atomic
 
 SHARED_WITH_RECORDS = ("session", "device", "profile", "machine", "corpus", "source_hash", "commit", "utc")
 CHECKS: dict[str, Check] = {
@@ -139,30 +138,13 @@ def write_experiment(root: Path, experiment: Experiment) -> Path:
 
 def experiment_text(experiment: Experiment) -> str:
     """JSON with one line for each field and each row."""
-    lines = []
-    for name, value in experiment.to_dict().items():
-        if name == "rows":
-            rows = ",\n  ".join(json.dumps(row, allow_nan=False, ensure_ascii=False) for row in value)
-            lines.append(f' "rows": [\n  {rows}\n ]' if value else ' "rows": []')
-        else:
-            lines.append(f" {json.dumps(name)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return json_text(experiment.to_dict())
 
 
 def read_experiment(path: Path) -> Experiment:
     """The experiment in this file; `BadInput` names the file and, where there is one, the field that is wrong."""
     path = Path(path)
-    try:
-        with open(path, "rb") as file:
-            contents = file.read(LARGEST_RECORD_BYTES + 1)
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or type(error).__name__}") from error
-    if len(contents) > LARGEST_RECORD_BYTES:
-        raise BadInput(f"{path}: larger than any experiment ({LARGEST_RECORD_BYTES} bytes)")
-    try:
-        values = json.loads(contents.decode("utf-8"))
-    except (UnicodeDecodeError, ValueError, RecursionError):
-        raise BadInput(f"{path}: truncated or damaged JSON: restore the file or measure it again") from None
+    values = read_json(path, "experiment")
     experiment = Experiment.from_dict(values, source=str(path))
     if (path.parent.name, path.stem) != (experiment.device, experiment.name):
         raise BadInput(f"{path}: it holds {experiment.name} on {experiment.device}: folder and file must say the same")

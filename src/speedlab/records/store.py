@@ -103,9 +103,13 @@ def check_session(root: Path, device: str, ladder: str, session: str) -> None:
 
 
 def record_text(record: Record) -> str:
-    """JSON with one line for each field, and one for each kernel and substitution, so that a diff can be read."""
+    return json_text(record.to_dict())
+
+
+def json_text(values: dict[str, Any]) -> str:
+    """JSON with one line for each field, and one for each object of a list, so that a diff can be read."""
     lines = []
-    for name, value in record.to_dict().items():
+    for name, value in values.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             items = ",\n  ".join(_json(item) for item in value)
             lines.append(f" {_json(name)}: [\n  {items}\n ]")
@@ -116,26 +120,29 @@ def record_text(record: Record) -> str:
 
 def read_record(path: Path) -> Record:
     """The record in this file; `BadInput` names the file and, where there is one, the field that is wrong."""
-    path = Path(path)
+    return Record.from_dict(read_json(Path(path), "record"), source=str(path))
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The JSON in this file, a "record" or whatever `what` calls it; `BadInput` says in one line what is wrong."""
     try:
         with open(path, "rb") as file:
             contents = file.read(LARGEST_RECORD_BYTES + 1)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or type(error).__name__}") from error
     if len(contents) > LARGEST_RECORD_BYTES:
-        raise BadInput(f"{path}: larger than any record ({LARGEST_RECORD_BYTES} bytes)")
+        raise BadInput(f"{path}: larger than any {what} ({LARGEST_RECORD_BYTES} bytes)")
     try:
-        values = json.loads(contents.decode("utf-8"))
+        return json.loads(contents.decode("utf-8"))
     except UnicodeDecodeError:
-        raise BadInput(f"{path}: not a text file; a record is JSON in UTF-8") from None
+        raise BadInput(f"{path}: not a text file; a {what} is JSON in UTF-8") from None
     except json.JSONDecodeError as error:
         raise BadInput(
             f"{path}: truncated or damaged JSON at line {error.lineno} column {error.colno} ({error.msg}): "
             "restore the file or measure it again"
         ) from None
     except (RecursionError, ValueError):  # nested without end, or a number of thousands of digits
-        raise BadInput(f"{path}: JSON, but not a record: restore the file or measure it again") from None
-    return Record.from_dict(values, source=str(path))
+        raise BadInput(f"{path}: JSON, but not a {what}: restore the file or measure it again") from None
 
 
 def read_records(root: Path) -> list[Record]:
