@@ -70,7 +70,9 @@ def emulated_card(gib: float | None, device: torch.device) -> Iterator[None]:
 def _apply_limit(limit_bytes: int | None, device: torch.device) -> None:
     total = torch.cuda.get_device_properties(device).total_memory
     fraction = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
-    torch.cuda.set_per_process_memory_fraction(fraction, device)
+    # PyTorch takes no device without a number here.
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(fraction, index)
 
 
 def reset_peak(device: torch.device) -> None:
