@@ -122,6 +122,7 @@ SHARDINGS = (
 
 # Keys of the experiments that the variations and the stopwatch become.
 SWEEP_NAME, SHARDING_NAME, STOPWATCH_NAME = "data_parallel_sweep", "data_parallel_sharding", "data_parallel_stopwatch"
+EXPERIMENT_NAMES = (SWEEP_NAME, SHARDING_NAME, STOPWATCH_NAME)
 PARTS = ("series", "sweep", "sharding", "stopwatch", "timelines")
 # Rows of the sweep whose steps are drawn on a line of time; those of the series with a fixed batch are too.
 TIMELINES = ("tuned", "whole_graph")

@@ -17,6 +17,7 @@ from speedlab.publishing.history import commits_of_sources
 from speedlab.records.experiment import Experiment, experiment_text, read_experiments
 from speedlab.records.record import Record
 from speedlab.records.store import read_records, record_text
+from speedlab.scaling_plan import EXPERIMENT_NAMES
 
 FAILED = ("error", "contract_failed")
 # A folder in somebody's home: the only private thing that a program puts into a text without being asked.
@@ -36,7 +37,7 @@ def problems_of_experiments(experiments: Iterable[Experiment]) -> Iterator[str]:
     """The same for experiments. A row that failed is a result; an experiment without a measured row is none."""
     for experiment in experiments:
         where = f"{experiment.device}/{experiment.name}"
-        if experiment.name not in EXPERIMENTS:
+        if experiment.name not in (*EXPERIMENTS, *EXPERIMENT_NAMES):
             yield f"{where} is no experiment of this package"
         if not experiment.measured:
             yield f"{where} has no measured row"
