@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """check: a command line, or a call of `speedlab.checks` or `speedlab.measure`, that confirms the cause or not."""
+    """checks: command lines, and calls of `speedlab.checks` or `speedlab.measure`, that confirm the cause or not."""
 
     title: str
     seen: str
     cause: str
     fix: str
-    check: str
+    checks: tuple[str, ...]
 
 
 SYMPTOMS: tuple[Symptom, ...] = (
@@ -25,7 +25,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "building an extension uses it.",
         fix="Install the toolkit of the major version that PyTorch was built with, or a PyTorch built with the "
         "toolkit's. To run this book no toolkit is needed.",
-        check="speedlab doctor",
+        checks=("speedlab doctor",),
     ),
     Symptom(
         title="flash-attn builds for hours, or its build is killed",
@@ -34,7 +34,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "compiler takes gigabytes.",
         fix="Install `ninja`, set `MAX_JOBS` to what the memory allows, and use `--no-build-isolation`. PyTorch's own "
         "`scaled_dot_product_attention` has the same kernel and builds nothing.",
-        check="speedlab doctor",
+        checks=("speedlab doctor",),
     ),
     Symptom(
         title="NaN after the attention kernel was changed",
@@ -43,7 +43,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "fitted in float32 overflow.",
         fix="Leave every query one key, use `is_causal=True` instead of a mask, use bfloat16 where there are units for "
         "it, a gradient scaler with float16.",
-        check="speedlab.checks.first_nonfinite(model, forward_backward)",
+        checks=("speedlab.checks.first_nonfinite(model, forward_backward)",),
     ),
     Symptom(
         title="Slower after checkpointing was switched on",
@@ -51,7 +51,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         cause="That is the price: the forward pass of each checkpointed part runs a second time in the backward pass.",
         fix="Use the memory for a larger batch, or checkpoint fewer blocks, or keep the results of the matmuls "
         "(a selective policy). Checkpointing without need for memory only costs.",
-        check="speedlab.measure(step, tokens_per_step=...)",
+        checks=("speedlab.measure(step, tokens_per_step=...)", "speedlab experiment checkpointing"),
     ),
     Symptom(
         title="The GPU idles, and more workers do not help",
@@ -60,7 +60,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "each step. Or there are more workers than cores, or the data comes from a slow disk.",
         fix="Look first whether it waits for the loader at all. If so: tokenize once into a file, pin the memory, copy "
         "without blocking. If not: fuse, compile, take out what waits for the GPU.",
-        check="speedlab kernels baseline",
+        checks=("speedlab kernels baseline", "speedlab experiment data_pipeline"),
     ),
     Symptom(
         title="Workers take more and more memory",
@@ -68,7 +68,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         cause="Workers share the data set's memory until somebody writes to it, and a look at an item of a Python list "
         "writes its reference count. Page after page is copied. `persistent_workers` does not cure it.",
         fix="Keep the data in NumPy arrays, tensors or a mapped file instead of lists of Python objects.",
-        check="speedlab.checks.worker_growth_bytes(loader)",
+        checks=("speedlab.checks.worker_growth_bytes(loader)",),
     ),
     Symptom(
         title="Out of memory",
@@ -76,8 +76,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
         cause="Activations and logits grow with the batch; the optimizer's moments appear only in the first update. "
         "A kernel that is gone was killed by the system, because the host's memory ran out.",
         fix="Smaller micro-batches with accumulation, 16-bit precision, fused attention, checkpointing, in this order. "
-        "Ladder rows that do not fit say so and the ladder goes on.",
-        check="speedlab ladder --rungs baseline",
+        "`speedlab memory` predicts what a step holds on a card, before it runs and with another batch, format or "
+        "kernel; `speedlab probe-batch` finds the largest batch that a whole step can take here. Ladder rows that do "
+        "not fit say so and the ladder goes on.",
+        checks=(
+            "speedlab memory --card tesla-t4 --micro-batch 8",
+            "speedlab probe-batch --recipe nine-steps/flash_attention",
+        ),
     ),
     Symptom(
         title="Expected to have finished reduction in the prior iteration",
@@ -86,7 +91,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "or uses it only sometimes.",
         fix="Use every parameter in every step, or do not register those that are not used. "
         "`find_unused_parameters=True` searches for them in every step, which costs time.",
-        check="speedlab.checks.unused_parameters(model, forward_backward)",
+        checks=("speedlab.checks.unused_parameters(model, forward_backward)",),
     ),
     Symptom(
         title="Expected to mark a variable ready only once",
@@ -95,7 +100,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "twice, or two backward passes.",
         fix="`use_reentrant=False` for checkpointing, one backward pass for each step, `no_sync()` around all "
         "micro-batches but the last.",
-        check="speedlab.checks.parameters_ready_twice(model, forward_backward)",
+        checks=("speedlab.checks.parameters_ready_twice(model, forward_backward)",),
     ),
     Symptom(
         title="torch.compile compiles again and again",
@@ -103,14 +108,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
         cause="A new shape is a new graph: the last batch of an epoch, sequences of many lengths, an evaluation with "
         "another batch. After some graphs PyTorch gives up and runs eagerly.",
         fix="Keep shapes the same: drop the last batch, pad to a few lengths, compile training and evaluation apart.",
-        check="speedlab.checks.graphs_for_shapes(function, inputs)",
+        checks=("speedlab.checks.graphs_for_shapes(function, inputs)",),
     ),
     Symptom(
         title="torch.compile and a custom autograd function",
         seen="No gain, or many small graphs, since a hand-written `autograd.Function` or a print is in the model.",
         cause="What the compiler cannot follow ends the graph; the rest is compiled in pieces with Python in between.",
         fix="Register it as a custom operator with `torch.library`, or keep it outside of the compiled part.",
-        check="speedlab.checks.graph_breaks(model, *inputs)",
+        checks=("speedlab.checks.graph_breaks(model, *inputs)",),
     ),
     Symptom(
         title="Workers and processes that stay",
@@ -118,7 +123,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         cause="Workers or ranks whose program was killed go on; a zombie is one that ended and that its parent has "
         "not noticed.",
         fix="End them by their numbers. Start ranks by `torchrun`, which ends all when one dies, and close loaders.",
-        check="speedlab doctor",
+        checks=("speedlab doctor",),
     ),
 )
 
@@ -129,6 +134,6 @@ def troubleshooting_section() -> str:
     for symptom in SYMPTOMS:
         parts.append(
             f"## {symptom.title}\n\n**What you see.** {symptom.seen}\n\n**Why.** {symptom.cause}\n\n"
-            f"**What helps.** {symptom.fix}\n\n**The check.** `{symptom.check}`\n"
+            f"**What helps.** {symptom.fix}\n\n**The check.** {', and '.join(f'`{c}`' for c in symptom.checks)}\n"
         )
     return "\n".join(parts)
