@@ -163,6 +163,13 @@ def test_the_bound_and_the_corpus_end_a_search() -> None:
     assert short.largest == 100 // 17 and short.bounded
 
 
+def test_a_corpus_without_one_sequence_is_named_and_not_the_memory() -> None:
+    def short():
+        probe_micro_batch(TINY, draw_weights(TINY), TOKENS[:16], PLACE, at_most=8, start=Card(99).start)
+
+    one_line_error(BadInput, short, "corpus has 16 tokens", "needs 17")
+
+
 def test_where_not_even_one_sequence_fits_the_error_says_what_to_do() -> None:
     one_line_error(NotAvailable, lambda: probe(Card(0), at_most=8), "16 tokens", "checkpointing")
 

@@ -164,6 +164,7 @@ def test_a_run_that_would_lose_a_published_rung_is_refused(root: Path, run: Run)
 
 def test_a_folder_of_records_or_experiments_is_published_too(root: Path, tmp_path: Path) -> None:
     write_record(tmp_path / "ladder", our_record())
+    (tmp_path / "ladder" / "nvidia-h200" / "reproduction.json").write_text("{}")  # as in the book's own records
     write_experiment(tmp_path / "lab", our_experiment())
     for folder in ("ladder", "lab"):
         publish(tmp_path / folder, root=root)

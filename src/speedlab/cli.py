@@ -12,15 +12,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from speedlab import __version__
 from speedlab.commands import batch, measure, memory, memory_levers, several, show, train
-from speedlab.errors import SpeedLabError
+from speedlab.errors import BadInput, SpeedLabError
 
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+# What a file system answers to a path that cannot be used; anything else is a fault of this program.
+UNUSABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOTDIR,
+    errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
+MAY_BE_EMPTY = ("--prompt",)
 
 app = typer.Typer(
     name="speedlab",
@@ -45,6 +51,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; every error that has to do with the request is one line on standard error."""
     try:
+        _refuse_empty(sys.argv[1:] if arguments is None else arguments)
         code = typer.main.get_command(app).main(arguments, prog_name="speedlab", standalone_mode=False)
         sys.stdout.flush()
         if code == 130:  # typer turns Ctrl-C into an exit code
@@ -61,15 +68,15 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        if error.errno not in UNUSABLE:
             raise
         where = f" {error.filename}" if error.filename else ""
-        return _complain(f"cannot write{where}: {error.strerror}; choose another folder or make room", 2)
+        return _complain(f"cannot read or write{where}: {error.strerror}; choose another path or make room", 2)
     except Exception as error:
         # Errors of usage come from click, which typer carries under a name of its own since 0.26.
         if not hasattr(error, "format_message"):
             raise
-        return _complain(f"{_usage_message(error)}", 2)
+        return _complain(_usage_message(error, sys.argv[1:] if arguments is None else arguments), 2)
 
 
 def _show_version(wanted: bool) -> None:
@@ -95,9 +102,25 @@ for command in COMMANDS:
     app.command()(command)
 
 
-def _usage_message(error: Any) -> str:
-    """click's message as one line, with the valid commands or the place where the options are listed."""
+def _refuse_empty(arguments: list[str]) -> None:
+    """An empty value comes from a shell variable that is not set, and an empty path would be this very folder."""
+    for before, word in pairwise(["", *arguments]):
+        name, equals, value = word.partition("=")
+        if word.startswith("--") and equals and not value.strip() and name not in MAY_BE_EMPTY:
+            raise BadInput(f"{name} is empty: give it a value, or leave it out")
+        if not word.strip() and before not in MAY_BE_EMPTY:
+            what = before if before.startswith("--") else f"what follows {before or 'speedlab'}"
+            raise BadInput(f"{what} is empty: give it a value, or leave it out")
+
+
+def _usage_message(error: Any, arguments: list[str]) -> str:
+    """click's message as one line, with what was typed, and the valid commands or where the options are listed."""
     message = " ".join(error.format_message().split()).rstrip(".")
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for word, after in pairwise([*arguments, ""]):
+        name, equals, value = word.partition("=")
+        if name in names and name.startswith("-"):
+            message = message.replace("Invalid value", f"Invalid value {value if equals else after!r}", 1)
     context = getattr(error, "ctx", None)
     if context is None:
         return message

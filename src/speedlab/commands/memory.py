@@ -11,8 +11,9 @@ from speedlab.commands.shared import AsJson
 from speedlab.errors import BadInput, check_choice
 
 # Far above any model; more is a slip of the finger, and the numbers would mean nothing.
-LARGEST = {"layers": 10_000, "width": 1_000_000, "heads": 100_000, "context": 10_000_000, "vocab": 100_000_000,
-           "micro-batch": 1_000_000}  # fmt: skip
+LARGEST = {"num_layers": 10_000, "embedding_width": 1_000_000, "num_heads": 100_000, "context_length": 10_000_000,
+           "vocab_size": 100_000_000, "micro_batch": 1_000_000, "accumulation": 1_000_000, "data_parallel": 100_000,
+           "gradient_bucket_mb": 1_000_000}  # fmt: skip
 
 
 def memory(
@@ -40,14 +41,12 @@ def memory(
 
     check_choice("card", card, [known.slug for known in CARDS])
     chosen = next(known for known in CARDS if known.slug == card)
-    sizes = {"layers": layers, "width": width, "heads": heads, "context": context, "vocab": vocab,
-             "micro-batch": micro_batch}  # fmt: skip
-    fields = ("num_layers", "embedding_width", "num_heads", "context_length", "vocab_size", "micro_batch")
-    for name, value in sizes.items():
-        if value is not None and not 1 <= value <= LARGEST[name]:
-            raise BadInput(f"--{name} is {value}: it must be a whole number from 1 to {LARGEST[name]:,}")
-    given = {field: value for field, value in zip(fields, sizes.values(), strict=True) if value is not None}
-    wanted = _recipe_of(recipe).but(**given | _typed(changes or []))
+    flags = {"layers": "num_layers", "width": "embedding_width", "heads": "num_heads", "context": "context_length",
+             "vocab": "vocab_size", "micro-batch": "micro_batch"}  # fmt: skip
+    sizes = zip(flags.items(), (layers, width, heads, context, vocab, micro_batch), strict=True)
+    given = [(f"--{flag}", field, value) for (flag, field), value in sizes if value is not None]
+    given += [(f"--set {field}", field, value) for field, value in _typed(changes or [])]
+    wanted = _recipe_of(recipe).but(**_checked(given))
     planned, substitutions = on_card(wanted, chosen)
     notes = tuple(f"{s.field} {s.used} instead of {s.asked}: {s.reason}" for s in substitutions)
     if as_json:
@@ -60,26 +59,38 @@ def _recipe_of(text: str) -> Any:
     """The recipe of LADDER/RUNG, or of the last stacked rung of LADDER on one GPU."""
     from speedlab.ladder import get_ladder
 
-    name, _, key = text.partition("/")
+    name, slash, key = text.partition("/")
     ladder = get_ladder(name)
-    if key:
+    if slash:
         return ladder.recipe_at(key)
     stacked = [rung.key for rung in ladder if rung.stacked and "data_parallel" not in rung.change]
     return ladder.recipe_at(stacked[-1])
 
 
-def _typed(changes: list[str]) -> dict[str, Any]:
+def _checked(given: list[tuple[str, str, Any]]) -> dict[str, Any]:
+    """(flag, field, value) as {field: value}; `BadInput` for a size that no model has, and a field given twice."""
+    checked: dict[str, Any] = {}
+    for flag, field, value in given:
+        if field in LARGEST and not 1 <= value <= LARGEST[field]:
+            raise BadInput(f"{flag} is {value}: it must be a whole number from 1 to {LARGEST[field]:,}")
+        if field in checked:
+            raise BadInput(f"{flag} is {value}, but {field} was given as {checked[field]} already: give it once")
+        checked[field] = value
+    return checked
+
+
+def _typed(changes: list[str]) -> list[tuple[str, Any]]:
     """FIELD=VALUE with the type that the field's default has; `BadInput` names what cannot be read."""
     from speedlab.recipe import Recipe
 
     plain = Recipe().as_dict()
-    typed = {}
+    typed = []
     for text in changes:
         field, equals, value = text.partition("=")
         if not equals:
             raise BadInput(f"--set {text!r} is no FIELD=VALUE, such as precision=bfloat16")
         check_choice("recipe field", field, plain)
-        typed[field] = _as_type(field, value, plain[field])
+        typed.append((field, _as_type(field, value, plain[field])))
     return typed
 
 
@@ -90,4 +101,5 @@ def _as_type(field: str, value: str, default: Any) -> Any:
     try:
         return type(default)(value)
     except ValueError:
-        raise BadInput(f"--set {field}={value}: {field} is a number, such as {default}") from None
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise BadInput(f"--set {field}={value}: {field} is a {kind}, such as {default}") from None

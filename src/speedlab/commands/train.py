@@ -42,6 +42,8 @@ def train(
     from speedlab.training.choose import recipe_by_name
     from speedlab.training.loop import TrainingPlan, train
 
+    if new_tokens < 0:
+        raise BadInput(f"--new-tokens is {new_tokens}: it must be a whole number, 0 for no text")
     plan = TrainingPlan(steps=steps, validate_every=validate_every, checkpoint_every=checkpoint_every)
     machine = capabilities()
     chosen = get_profile(profile, gpu_memory_bytes=machine.gpu_memory_bytes)
@@ -84,10 +86,13 @@ def tokenize(
     16 bits an id, and a description beside it. `speedlab train --corpus FILE.bin` trains on it.
     """
     from speedlab.data.corpus import load_corpus
-    from speedlab.data.token_file import write_token_file
+    from speedlab.data.token_file import check_name, write_token_file
     from speedlab.data.tokenizer import get_tokenizer
     from speedlab.data.tokens import tokenize
+    from speedlab.records.store import check_writable
 
+    check_name(out)
+    check_writable(out.parent)  # a long text takes a while
     tokens = tokenize(load_corpus(text), get_tokenizer(ranks or None))
     description = write_token_file(out, tokens)
     print(f"{tokens.num_tokens:,} tokens of {tokens.corpus_name}\n{out}\n{description}")

@@ -26,8 +26,7 @@ def write_token_file(path: Path, tokens: TokenFile) -> Path:
     from speedlab.records.store import write_text_atomic
 
     path = Path(path)
-    if path.suffix != SUFFIX:
-        raise BadInput(f"cannot write tokens to {path}: the name must end in {SUFFIX}")
+    check_name(path)
     facts = {
         "corpus_name": tokens.corpus_name, "corpus_sha256": tokens.corpus_sha256,
         "tokenizer_ranks": tokens.tokenizer_ranks, "num_tokens": tokens.num_tokens, "dtype": "uint16, little-endian",
@@ -47,6 +46,12 @@ def write_token_file(path: Path, tokens: TokenFile) -> Path:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
     return description
+
+
+def check_name(path: Path) -> None:
+    """Raise `BadInput` unless `path` has a name that ends as token files do."""
+    if path.suffix != SUFFIX:
+        raise BadInput(f"cannot write tokens to {path}: the name must end in {SUFFIX}, as in book{SUFFIX}")
 
 
 def read_token_file(path: Path) -> TokenFile:

@@ -72,7 +72,9 @@ def get_tokenizer(ranks: int | None = None, *, rank_file: Path = RANK_FILE) -> T
     a rank file that is missing or damaged.
     """
     if ranks is not None and (type(ranks) is not int or not MIN_RANKS <= ranks <= NUM_RANKS):
-        raise BadInput(f"ranks is {ranks!r}: choose a whole number from {MIN_RANKS} to {NUM_RANKS}, or None for all")
+        raise BadInput(
+            f"ranks is {ranks!r}: choose a whole number from {MIN_RANKS} to {NUM_RANKS}, or leave it out for all"
+        )
     return Tokenizer(dict(list(_read_ranks(rank_file).items())[:ranks]))
 
 

@@ -130,6 +130,11 @@ def probe_micro_batch(
     if updates < LEAST_UPDATES:
         raise BadInput(f"updates is {updates}: the optimizer's state counts from the second one on, so at least 2")
     windows = len(tokens) // (recipe.context_length + 1)
+    if windows < 1:
+        raise BadInput(
+            f"the corpus has {len(tokens):,} tokens, but one sequence needs {recipe.context_length + 1:,}: give a "
+            "longer corpus"
+        )
     bound = min(at_most, windows)
     tries: list[Try] = []
 

@@ -28,6 +28,7 @@ from speedlab.measuring.trace import check_free, write_trace
 from speedlab.measuring.variant import start_variant, time_steps
 from speedlab.measuring.workbench import Workbench
 from speedlab.profile import get_profile
+from speedlab.records.store import check_writable
 
 WAIT_STEPS, WARMUP_STEPS, ACTIVE_STEPS = 1, 1, 3
 TIMED_STEPS = 5  # enough for a median that stands beside the kernels; the speed of a rung is in its record
@@ -97,6 +98,7 @@ def profile_rung(
     title = ladder_.rung(rung).title
     if trace is not None:
         check_free(trace)
+        check_writable(trace.parent)
     machine = capabilities()
     profile_ = get_profile(profile, gpu_memory_bytes=machine.gpu_memory_bytes)
     processes = adapt(profile_.recipe(ladder_, rung), machine)[0].data_parallel

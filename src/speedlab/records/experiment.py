@@ -17,7 +17,7 @@ from speedlab.records import check
 from speedlab.records.check import Check, refuse
 from speedlab.records.record import CHECKS as RECORD_CHECKS
 from speedlab.records.record import METHOD, SCHEMA, STATUSES
-from speedlab.records.store import PACKAGE, REPOSITORY_ROOT, json_text, read_json, write_text_atomic
+from speedlab.records.store import PACKAGE, REPOSITORY_ROOT, SUMMARIES, json_text, read_json, write_text_atomic
 
 SHARED_WITH_RECORDS = ("session", "device", "profile", "machine", "corpus", "source_hash", "commit", "utc")
 CHECKS: dict[str, Check] = {
@@ -154,5 +154,5 @@ def read_experiment(path: Path) -> Experiment:
 def read_experiments(root: Path, name: str | None = None) -> list[Experiment]:
     """All experiments below `root`, or those of one name, by device and name; none where there is no folder."""
     root = Path(root)
-    paths = sorted(path for path in root.glob(f"*/{name or '*'}.json") if not path.name.startswith("."))
-    return [read_experiment(path) for path in paths]
+    paths = sorted(root.glob(f"*/{name or '*'}.json"))
+    return [read_experiment(path) for path in paths if not path.name.startswith(".") and path.name not in SUMMARIES]

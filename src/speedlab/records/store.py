@@ -59,12 +59,15 @@ def write_text_atomic(path: Path, text: str) -> None:
         temporary = None
         _sync_folder(path.parent)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise BadInput(f"cannot write {path}: {reason}; choose another folder or make room") from error
+        raise BadInput(f"cannot write {path}: {_reason(error)}; choose another folder or make room") from error
     finally:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
 
 
 def write_record(root: Path, record: Record) -> Path:
@@ -83,7 +86,10 @@ def write_record(root: Path, record: Record) -> Path:
 def check_writable(root: Path) -> None:
     """Raise `BadInput` unless a file can be made in this folder: worth asking before an hour of measuring."""
     probe = Path(root) / ".writable"
-    write_text_atomic(probe, "")
+    try:
+        write_text_atomic(probe, "")
+    except BadInput as error:
+        raise BadInput(f"cannot write into {root}: {_reason(error.__cause__)}; choose another folder") from error
     probe.unlink(missing_ok=True)
 
 
