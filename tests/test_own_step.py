@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import speedlab
-from speedlab.errors import BadInput
+from speedlab.errors import BadInput, NotAvailable
 from speedlab.measuring import variant
 
 
@@ -74,11 +74,21 @@ def test_memory_and_energy_are_shown_where_a_card_counts_them(monkeypatch: pytes
         ({"step": int, "tokens_per_step": 1.5}, "tokens_per_step is 1.5"),
         ({"step": int, "tokens_per_step": 1, "steps": 0}, "steps is 0"),
         ({"step": int, "tokens_per_step": 1, "warmup_steps": -1}, "warmup_steps is -1"),
+        ({"step": int, "tokens_per_step": 1, "device": "tpu"}, "device is 'tpu': choose cpu or cuda"),
+        ({"step": int, "tokens_per_step": 1, "device": "cuda:x"}, "device is 'cuda:x'"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused_before_anything_runs(arguments: dict, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         speedlab.measure(arguments.pop("step"), **arguments)
+
+
+def test_a_gpu_that_is_not_there_is_named_and_a_torch_device_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(NotAvailable, match="device is 'cuda:3', but PyTorch sees 1 GPU"):
+        speedlab.measure(int, tokens_per_step=1, device="cuda:3")
+    found = speedlab.measure(int, tokens_per_step=1, steps=1, kernels=False, device=torch.device("cpu"))
+    assert len(found.step_ms) == 1
 
 
 def test_what_the_step_raises_passes_through() -> None:

@@ -115,6 +115,8 @@ def without(name: str) -> dict[str, Tensor]:
         (their_state_dict(), {"vocab_size": 51}, r"token_table\.weight is \(50, 32\)"),
         (their_state_dict(), {"qkv_bias": False}, "GPT-2 needs qkv_bias=True"),
         (their_state_dict() | {"lm_head.weight": torch.zeros(VOCABULARY, WIDTH)}, {}, "differs from wte.weight"),
+        (torch.nn.Linear(1, 1), {}, r"a Linear is no state dict: give what model\.state_dict\(\) returns"),
+        ({1: torch.zeros(1)}, {}, "a dict is no state dict"),
         (their_state_dict() | {"extra": torch.zeros(1)}, {}, "holds extra"),
     ],
 )

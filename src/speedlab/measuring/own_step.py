@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from speedlab.errors import BadInput
+from speedlab.errors import BadInput, NotAvailable
 from speedlab.records.record import METHOD, SCHEMA
 from speedlab.records.stats import Quartiles, quartiles
 
@@ -94,9 +94,8 @@ def measure(
     device: "cuda" or "cpu"; by default a GPU where there is one.
 
     The first step and the warm-up stand outside the timed window. Raises `BadInput` for arguments that cannot be
-    meant; what the step itself raises passes through.
+    meant and `NotAvailable` for a GPU that is not there; what the step itself raises passes through.
     """
-    import torch
 
     from speedlab.measuring.kernels import kernel_table
     from speedlab.measuring.machine import describe_machine
@@ -112,7 +111,7 @@ def measure(
     ):  # fmt: skip
         if type(value) is not int or value < least:
             raise BadInput(f"{name} is {value!r}: it must be a whole number of at least {least}")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = _place(device)
     first_step_s = seconds_of(step, place)
     watcher = watch(place)
     reset_peak(place)
@@ -132,3 +131,17 @@ def measure(
         notes=list(watcher.notes),
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _place(device: Any) -> Any:
+    """The torch.device to measure on; one that this stopwatch cannot wait for is refused."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = str(device).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise BadInput(f"device is {str(device)!r}: choose cpu or cuda")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise NotAvailable(f"device is {str(device)!r}, but PyTorch sees {torch.cuda.device_count()} GPUs: choose cpu")
+    return torch.device(kind, int(index)) if index else torch.device(kind)

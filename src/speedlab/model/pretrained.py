@@ -35,6 +35,8 @@ def weights_from_huggingface(state_dict: Mapping[str, Tensor], recipe: Recipe) -
 
     Raises `BadInput` naming the first weight that is missing, left over, or of another shape.
     """
+    if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
+        raise BadInput(f"a {type(state_dict).__name__} is no state dict: give what model.state_dict() returns")
     theirs = {name.removeprefix("transformer."): value for name, value in state_dict.items()}
     theirs = {name: value for name, value in theirs.items() if not name.endswith(_MASKS)}
     head = theirs.pop("lm_head.weight", None)
