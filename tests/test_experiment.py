@@ -132,7 +132,9 @@ def test_the_command_lists_runs_and_refuses(toy: None, capsys: pytest.CaptureFix
     assert "toy_sweep" in capsys.readouterr().err
 
 
-def test_a_lab_shows_the_run_and_its_reasons(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_shows_the_run_and_its_reasons(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown: list[str] = []
     results: list[dict] = []
     monkeypatch.setenv("SPEEDLAB_RUN", str(tmp_path))
@@ -141,6 +143,10 @@ def test_a_lab_shows_the_run_and_its_reasons(toy: None, tmp_path: Path, monkeypa
     monkeypatch.setattr(lab, "show_result", lambda result, text: results.append(result))
     notebook = lab.Lab("toy", profile="smoke")
     notebook.run("toy_sweep")
+    # The last line stands when the progress above it is cleared, which happens only when something follows it.
+    *progress, last = capsys.readouterr().out.splitlines()
+    assert last == "toy_sweep: 3 rows: 2 measured, 1 out of memory"
+    assert [line for line in progress if "None" in line] == [] and "micro_batch 1, status measured" in progress[0]
     notebook.run("gpu_only")
     assert "needs a GPU" in shown[0]
     notebook.show_table("toy_sweep", {"batch": "micro_batch", "steps": lambda row: str(len(row["step_ms"]))})

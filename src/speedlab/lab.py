@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,6 +62,7 @@ class Lab:
         folder = (run_folder() or own_run_folder(self._bench.profile.name)) / "experiments"
         write_experiment(folder, self.live[name])
         clear_progress()
+        print(f"{name}: {_rows_in_words(self.live[name])}")  # what clears the progress: a cell that only runs is empty
 
     def show_table(
         self, name: str, columns: Mapping[str, str | Cell], *, where: Mapping[str, Any] | None = None
@@ -128,6 +130,13 @@ class Lab:
             "records": paths,
         }
         show_result(result, f"{self.stem}: {result['status']}" + (f" ({', '.join(failed)})" if failed else ""))
+
+
+def _rows_in_words(experiment: Experiment) -> str:
+    """How many rows there are, and how many of each kind: "13 rows: 12 measured, 1 out of memory"."""
+    counts = Counter(row["status"].replace("_", " ") for row in experiment.rows)
+    kinds = ", ".join(f"{number} {status}" for status, number in counts.items())
+    return f"{counts.total()} {'row' if counts.total() == 1 else 'rows'}: {kinds or 'nothing to measure'}"
 
 
 def rows_table(rows: list[dict[str, Any]], columns: Mapping[str, str | Cell]) -> str:

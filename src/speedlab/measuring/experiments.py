@@ -77,5 +77,5 @@ def open_bench(profile: str = "auto", corpus: str = "standard-library") -> Workb
 
 
 def _one_line(row: dict) -> str:
-    """The row without its long lists, for whoever watches."""
-    return ", ".join(f"{name} {value}" for name, value in row.items() if not isinstance(value, list | dict))
+    """The row without its long lists and its gaps, for whoever watches."""
+    return ", ".join(f"{name} {value}" for name, value in row.items() if not isinstance(value, list | dict | None))
