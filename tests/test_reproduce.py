@@ -290,7 +290,22 @@ def test_a_folder_without_chapters_is_refused(tmp_path: Path) -> None:
         sources.find_chapters(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"chapters": [{"chapter": "01_a", "status": "fine"}]}'])
+SOUND = {
+    "profile": "smoke", "steps": 0, "source": "auto", "kernel": "python3", "source_hash": "", "machine": {},
+    "chapters": [{"chapter": "01_a"}],
+}  # fmt: skip
+WRONG = [{"started_utc": None}, {"profile": "huge"}, {"steps": True}, {"machine": []}]
+WRONG_CHAPTER = [{"chapter": ["a"]}, {"chapter": "../01_a"}, {"records": "all"}, {"records": [1]}, {"seconds": "1"}]
+WRONG += [{"chapters": [{"chapter": "01_a"} | change]} for change in WRONG_CHAPTER]
+DAMAGED = ["{", "[]", "{}", '{"chapters": [{"chapter": "01_a", "status": "fine"}]}']
+
+
+def test_a_summary_of_plain_values_is_a_run(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(SOUND))
+    assert Run.read(tmp_path).chapter("01_a").status == "pending"
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *(json.dumps(SOUND | changes) for changes in WRONG)])
 def test_a_damaged_summary_is_named_and_is_no_run(tmp_path: Path, text: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text(text)

@@ -163,6 +163,21 @@ def test_a_file_that_holds_code_or_is_damaged_is_refused(
     assert "\n" not in str(caught.value) and not (tmp_path / "evil").exists()
 
 
+def test_a_checkpoint_with_odd_values_is_damaged_in_one_line(tmp_path: Path) -> None:
+    run(tmp_path, 1)
+    whole = read_checkpoint(tmp_path / CHECKPOINT)
+    odd = {name: [None, "x", {}] for name in FIELDS[1:] if name not in ("scaler", "validation")}
+    odd |= {"done": [None, True, -1, 2, "1"], "validation": [None, [1], [("x", 1.0)]]}
+    odd["random_state"].append({"cpu": torch.zeros(3)})
+    odd["weights"].append(whole["weights"] | {"token_table.weight": torch.zeros(2, 2)})
+    for name, values in odd.items():
+        for value in values:
+            torch.save(whole | {name: value}, tmp_path / CHECKPOINT)
+            with pytest.raises(BadInput, match=r"damaged|no checkpoint|trained (on|with)|recipe") as caught:
+                run(tmp_path, 2, resume=True)
+            assert "\n" not in str(caught.value), name
+
+
 def test_a_checkpoint_holds_only_tensors_and_plain_values(tmp_path: Path) -> None:
     run(tmp_path, 2)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from speedlab.errors import BadInput, NotAvailable, SpeedLabError, check_choice
+from speedlab.profile import PROFILES
 from speedlab.records.store import write_text_atomic
 
 SUMMARY = "summary.json"
@@ -41,7 +43,16 @@ class Chapter:
     records: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        _check_types(
+            self,
+            {"chapter": str, "lab": bool, "shown_only": bool, "seconds": int | float | None, "records": list}
+            | dict.fromkeys(("session", "reason", "source_sha256"), str | None),
+        )
         check_choice("status of a chapter", self.status, STATUSES)
+        if not all(isinstance(path, str) for path in self.records):
+            raise BadInput(f"records is {self.records!r}: a list of paths")
+        if not re.fullmatch(r"\w+", self.chapter):  # it becomes the name of a page
+            raise BadInput(f"chapter {self.chapter!r} cannot name a page: it has letters, digits and _")
 
 
 @dataclass(kw_only=True)
@@ -59,6 +70,14 @@ class Run:
     started_utc: str = field(default_factory=lambda: utc_now())
     finished_utc: str | None = None
     chapters: list[Chapter]
+
+    def __post_init__(self) -> None:
+        _check_types(
+            self,
+            dict.fromkeys(("profile", "source", "kernel", "session", "source_hash", "started_utc"), str)
+            | {"steps": int, "machine": dict, "finished_utc": str | None},
+        )
+        check_choice("profile", self.profile, PROFILES)
 
     def parameters(self, chapter: Chapter) -> dict[str, Any]:
         """What a chapter is executed with."""
@@ -104,6 +123,13 @@ class Run:
             raise BadInput(
                 f"{path} is damaged ({error}): it must be JSON with {known}; run `speedlab reproduce` again"
             ) from error
+
+
+def _check_types(thing: Chapter | Run, types: dict[str, Any]) -> None:
+    for name, wanted in types.items():
+        value = getattr(thing, name)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise BadInput(f"{name} is {value!r}, which is no {getattr(wanted, '__name__', wanted)}")
 
 
 def utc_now() -> str:

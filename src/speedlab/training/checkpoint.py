@@ -19,6 +19,8 @@ from speedlab.recipe import Recipe, one_line_diff
 from speedlab.training.step import TrainingStep
 
 FORMAT = 1
+# What PyTorch raises for values that are no state of a model, an optimizer or a generator.
+_ODD = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 FIELDS = (
     "format", "recipe", "corpus", "done", "losses", "validation", "weights", "optimizer", "scaler", "random_state",
 )  # fmt: skip
@@ -36,6 +38,24 @@ def checkpoint_of(step: TrainingStep, **progress: Any) -> dict[str, Any]:
         "random_state": {"cpu": torch.get_rng_state(), "cuda": cuda},
         **progress,
     }
+
+
+def progress_of(checkpoint: dict[str, Any]) -> tuple[int, list[float], list[tuple[int, float]]]:
+    """Steps done, a loss for each of them, and (steps done, validation loss); `BadInput` where they do not agree."""
+    try:
+        done, losses = checkpoint["done"], [float(loss) for loss in checkpoint["losses"]]
+        validation = [(int(steps), float(loss)) for steps, loss in checkpoint["validation"]]
+    except _ODD as error:
+        raise BadInput(f"the checkpoint is damaged ({_first_line(error)}): train anew in another folder") from error
+    if type(done) is not int or not 1 <= done == len(losses) or not isinstance(checkpoint["corpus"], dict):
+        raise BadInput(
+            f"the checkpoint is damaged ({done!r} steps, {len(losses)} losses): train anew in another folder"
+        )
+    return done, losses, validation
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
@@ -74,12 +94,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def restore(checkpoint: dict[str, Any], step: TrainingStep) -> None:
     """Put weights, moments, scaler and random states of a checkpoint into a step of the same recipe."""
-    theirs = Recipe.from_dict(checkpoint["recipe"])
+    try:
+        theirs = Recipe.from_dict(checkpoint["recipe"])
+        if theirs == step.recipe:
+            _put(checkpoint, step)
+    except BadInput:
+        raise
+    except _ODD as error:
+        raise BadInput(f"the checkpoint is damaged ({_first_line(error)}): train anew in another folder") from error
     if theirs != step.recipe:
         raise BadInput(
             f"the checkpoint was trained with another recipe ({one_line_diff(theirs, step.recipe)}): "
             "resume with the same --recipe and --profile on a like machine"
         )
+
+
+def _put(checkpoint: dict[str, Any], step: TrainingStep) -> None:
     step.calls = checkpoint["done"]  # beside which the updates are counted
     step.model.load_state_dict(checkpoint["weights"])
     step.optimizer.load_state_dict(checkpoint["optimizer"])

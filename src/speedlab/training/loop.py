@@ -17,7 +17,7 @@ from speedlab.data.stream import BatchStream
 from speedlab.errors import BadInput
 from speedlab.model import draw_weights
 from speedlab.recipe import Recipe
-from speedlab.training.checkpoint import checkpoint_of, read_checkpoint, restore, write_checkpoint
+from speedlab.training.checkpoint import checkpoint_of, progress_of, read_checkpoint, restore, write_checkpoint
 from speedlab.training.precision import autocast, matmul_precision
 from speedlab.training.step import TrainingStep, loss_over_true_ids
 
@@ -155,11 +155,12 @@ def _progress(
     """Steps done, losses and validation so far; a checkpoint of another text or beyond the plan is refused."""
     if checkpoint is None:
         return 0, [], []
+    done, losses, validation = progress_of(checkpoint)
     if checkpoint["corpus"] != corpus:
         raise BadInput(
             f"{path} was trained on {checkpoint['corpus'].get('name')}, this is {corpus.get('name')} or its text has "
             "changed: resume with the same --corpus"
         )
-    if checkpoint["done"] > plan.steps:
-        raise BadInput(f"{path} has {checkpoint['done']} steps already, steps is {plan.steps}: ask for more in all")
-    return checkpoint["done"], list(checkpoint["losses"]), [tuple(pair) for pair in checkpoint["validation"]]
+    if done > plan.steps:
+        raise BadInput(f"{path} has {done} steps already, steps is {plan.steps}: ask for more in all")
+    return done, losses, validation
