@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,23 @@ def test_tokens_are_made_once_and_trained_on(text: Path, tmp_path: Path, capsys:
     assert train(tmp_path / "b", text, "--steps", "2", "--new-tokens", "0") == 0
     one, two = (json.loads((tmp_path / name / "training.json").read_text()) for name in "ab")
     assert one["losses"] == two["losses"]
+
+
+def test_a_disk_that_is_full_leaves_the_token_file_that_was_there(text: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "tokens.bin"
+    for path, ranks in ((out, "1000"), (tmp_path / "other.bin", "500")):  # the cache has both when the disk is full
+        assert cli.run(["tokenize", str(text), "--out", str(path), "--ranks", ranks]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    capsys.readouterr()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        code = cli.run(["tokenize", str(text), "--out", str(out), "--ranks", "500"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err
+    assert code == 2 and error.startswith(f"speedlab: cannot write {out}: ") and error.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 def test_a_folder_of_texts_is_tokenized_with_borders(text: Path, tmp_path: Path) -> None:

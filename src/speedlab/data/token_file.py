@@ -22,7 +22,7 @@ _FIELDS = ("corpus_name", "corpus_sha256", "tokenizer_ranks", "num_tokens")
 
 
 def write_token_file(path: Path, tokens: TokenFile) -> Path:
-    """Write `path`, whole or not at all, and its description first; returns the path of the description."""
+    """Write `path` and its description, whole or not at all; returns the path of the description."""
     from speedlab.records.store import write_text_atomic
 
     path = Path(path)
@@ -32,16 +32,19 @@ def write_token_file(path: Path, tokens: TokenFile) -> Path:
         "tokenizer_ranks": tokens.tokenizer_ranks, "num_tokens": tokens.num_tokens, "dtype": "uint16, little-endian",
     }  # fmt: skip
     description = _description(path)
-    write_text_atomic(description, json.dumps(facts, indent=1) + "\n")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
             np.asarray(tokens.tokens, dtype=_TYPE).tofile(file)
             file.flush()
             os.fsync(file.fileno())
+        # Only when the long part has found room: what stood here before keeps its own description until then.
+        write_text_atomic(description, json.dumps(facts, indent=1) + "\n")
         os.replace(temporary, path)
     except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror or error}; choose another folder or make room") from error
+        # NumPy counts what was taken and forgets why it was not all.
+        reason = error.strerror or f"no room for all of it ({error})"
+        raise BadInput(f"cannot write {path}: {reason}; choose another folder or make room") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
