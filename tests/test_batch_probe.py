@@ -219,6 +219,7 @@ class FakeGpu:
         self.fractions: list[float] = []
         card = type("Properties", (), {"total_memory": 16 * 2**30})
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(
             torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: self.fractions.append(fraction)
         )
