@@ -71,14 +71,6 @@ class Run:
     finished_utc: str | None = None
     chapters: list[Chapter]
 
-    def __post_init__(self) -> None:
-        _check_types(
-            self,
-            dict.fromkeys(("profile", "source", "kernel", "session", "source_hash", "started_utc"), str)
-            | {"steps": int, "machine": dict, "finished_utc": str | None},
-        )
-        check_choice("profile", self.profile, PROFILES)
-
     def parameters(self, chapter: Chapter) -> dict[str, Any]:
         """What a chapter is executed with."""
         return {
@@ -112,7 +104,10 @@ class Run:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             chapters = [Chapter(**chapter) for chapter in values.pop("chapters")]
-            return cls(folder=folder.resolve(), chapters=chapters, **values)
+            run = cls(folder=folder.resolve(), chapters=chapters, **values)
+            _check_types(run, _TYPES_OF_A_RUN)
+            check_choice("profile", run.profile, PROFILES)
+            return run
         except OSError as error:
             raise BadInput(
                 f"{folder} is not a run, {SUMMARY} cannot be read ({error.strerror}): "
@@ -123,6 +118,12 @@ class Run:
             raise BadInput(
                 f"{path} is damaged ({error}): it must be JSON with {known}; run `speedlab reproduce` again"
             ) from error
+
+
+_TYPES_OF_A_RUN = {
+    **dict.fromkeys(("profile", "source", "kernel", "session", "source_hash", "started_utc"), str),
+    "steps": int, "machine": dict, "finished_utc": str | None,
+}  # fmt: skip
 
 
 def _check_types(thing: Chapter | Run, types: dict[str, Any]) -> None:
