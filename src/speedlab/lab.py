@@ -10,10 +10,10 @@ from speedlab.errors import BadInput, check_choice
 from speedlab.labs.registry import get_entry
 from speedlab.notebook import SOURCES, own_run_folder, run_folder
 from speedlab.profile import PROFILES, check_steps, get_profile
-from speedlab.publishing import chapter_words as words
 from speedlab.publishing.display import clear_progress, show_markdown, show_result, show_svg
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.formatting import NOTHING
+from speedlab.publishing.source_text import source_block
 from speedlab.records.experiment import (
     Experiment,
     committed_experiments,
@@ -90,7 +90,7 @@ class Lab:
 
     def show_code(self, *things: Any) -> None:
         """The source of classes or functions of the package, or of a table in a module as (module, "NAME")."""
-        show_markdown("\n".join(words.source_block(thing) for thing in things))
+        show_markdown("\n".join(source_block(thing) for thing in things))
 
     def sets(self, name: str, *, toys: bool = True) -> list[tuple[str, Experiment]]:
         """(label, experiment): the recorded ones of each device, then the one that ran here."""
