@@ -38,14 +38,14 @@ process.exitCode = fresh.length || !names.length ? 1 : 0;
 
 /** A few tabs take the pages in turn. Returns what the pages hold. */
 async function checkAll(queue) {
-  const facts = [];
+  const facts = [], judged = new Set();
   // One context for all: scripts and styles that every page loads are fetched and compiled once.
   const context = await browser.newContext({ colorScheme: "light", reducedMotion: "reduce" });
   const tab = async () => {
     const page = await context.newPage();
     const seen = watch(page, site);
     for (let name = queue.shift(); name !== undefined; name = queue.shift()) {
-      const result = await checkPage({ page, seen }, site.base, name, budget);
+      const result = await checkPage({ page, seen }, site.base, name, budget, judged);
       facts.push(result.facts);
       tell(result.findings);
     }

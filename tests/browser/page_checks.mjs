@@ -5,16 +5,17 @@ import { watch } from "./site.mjs";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
-// Only colours depend on the theme, so the look at the dark one is for them alone; of texts of one kind one is judged.
-const OTHERS = { options: { runOnly: TAGS, rules: { "color-contrast": { enabled: false } } }, alike: false };
-const COLOURS = { options: { runOnly: ["color-contrast"] }, alike: true };
+// Only colours depend on the theme, so the look at the dark one is for them alone.
+const OTHERS = { options: { runOnly: TAGS, rules: { "color-contrast": { enabled: false } } } };
+const COLOURS = { options: { runOnly: ["color-contrast"] } };
 // After a change of size the theme waits 300 ms until it makes wide code reachable by keyboard.
 const SETTLED_MS = 400;
 const SIZES = [{ width: 1280, height: 900 }, { width: 375, height: 740 }];
 
 /** Look at one page in both sizes and themes, in a tab that has shown others before. Returns {findings, facts}, where a
- * finding is {page, view, rule, where, what}. */
-export async function checkPage(tab, base, name, budget) {
+ * finding is {page, view, rule, where, what}. judged: kinds of text whose colours were judged on any page, a Set that
+ * grows; it makes the check several times as fast. */
+export async function checkPage(tab, base, name, budget, judged) {
   const { page, seen } = tab;
   const findings = [];
   const add = (view, rule, where, what) => findings.push({ page: name, view, rule, where, what });
@@ -33,7 +34,10 @@ export async function checkPage(tab, base, name, budget) {
     for (const found of await page.evaluate(runAxe, OTHERS)) add(view, found.rule, found.where, found.what);
     for (const theme of ["light", "dark"]) {
       await page.evaluate(turnTo, theme);
-      for (const found of await page.evaluate(runAxe, COLOURS)) add(`${theme}, ${view}`, found.rule, found.where, found.what);
+      const fresh = (await page.evaluate(kindsOfText)).filter((kind) => !judged.has(kind));
+      if (!fresh.length) continue;
+      for (const kind of fresh) judged.add(kind);
+      for (const found of await page.evaluate(runAxe, { ...COLOURS, kinds: fresh })) add(`${theme}, ${view}`, found.rule, found.where, found.what);
     }
   }
   for (const url of seen.external) add("any", "external-request", url, "a page must not ask another host");
@@ -60,34 +64,43 @@ function weigh(bytes, base, budget, name) {
 
 /* The functions below run inside the page. */
 
-async function runAxe({ options, alike }) {
-  const shown = (element) => element.checkVisibility({ visibilityProperty: true });
-  const context = alike ? { include: oneOfEachKind(document.body).filter(shown) } : document;
+async function runAxe({ options, kinds }) {
+  const context = kinds ? { include: kinds.map((kind) => window.speedlabKinds.get(kind)) } : document;
   const result = await axe.run(context, { ...options, iframes: false, resultTypes: ["violations"] });
   return result.violations.flatMap((violation) => violation.nodes.map((node) => ({
     rule: violation.id, where: node.target.join(" "), what: (node.any[0] ?? node.all[0] ?? node.none[0])?.message ?? violation.help,
   })));
+}
 
-  /* Elements with text of their own, one for each kind: the same names of element and class all the way up, and the same
-   * colour, font and backgrounds. A stylesheet cannot tell them apart, and their colours are the same. */
-  function oneOfEachKind(root) {
-    const kinds = new Map(), known = new Map([[root, ""]]);
-    const kindOf = (element) => {
-      if (!known.has(element)) {
-        const { backgroundColor, backgroundImage, opacity, position } = getComputedStyle(element);
-        const own = [element.localName, element.className, backgroundColor, backgroundImage.slice(0, 80), opacity, position];
-        known.set(element, `${kindOf(element.parentElement)}>${own.join()}`);
-      }
-      return known.get(element);
-    };
-    for (const element of root.querySelectorAll(":not(script, style)")) {
-      if (![...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim())) continue;
-      const { color, fontSize, fontWeight, visibility, display } = getComputedStyle(element);
-      const kind = [kindOf(element), color, fontSize, fontWeight, visibility, display].join();
-      if (!kinds.has(kind) && element.getClientRects().length) kinds.set(kind, element);
+/* One visible element for each kind of text: the same names of element and class all the way up, and the same colour, font
+ * and backgrounds. A stylesheet cannot tell such texts apart, and their contrast is the same. Returns a short name of each
+ * kind, and leaves the elements in window.speedlabKinds. */
+function kindsOfText() {
+  const known = new Map([[document.body, ""]]);
+  const short = (text) => {
+    let [one, two] = [0x811c9dc5, 5381];
+    for (let at = 0; at < text.length; at++) {
+      one = Math.imul(one ^ text.charCodeAt(at), 0x01000193);
+      two = Math.imul(two, 33) ^ text.charCodeAt(at);
     }
-    return [...kinds.values()];
+    return `${one >>> 0}-${two >>> 0}`;
+  };
+  const above = (element) => {
+    if (!known.has(element)) {
+      const { backgroundColor, backgroundImage, opacity, position } = getComputedStyle(element);
+      known.set(element, short([above(element.parentElement), element.localName, element.className, backgroundColor, backgroundImage, opacity, position].join()));
+    }
+    return known.get(element);
+  };
+  window.speedlabKinds = new Map();
+  for (const element of document.body.querySelectorAll(":not(script, style)")) {
+    if (![...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim())) continue;
+    if (!element.checkVisibility({ visibilityProperty: true })) continue;
+    const { color, fontSize, fontWeight } = getComputedStyle(element);
+    const kind = short([above(element), color, fontSize, fontWeight].join());
+    if (!window.speedlabKinds.has(kind)) window.speedlabKinds.set(kind, element);
   }
+  return [...window.speedlabKinds.keys()];
 }
 
 /* Cells of tables so narrow that words are broken into bits of a few letters. A long name may be broken into long ones. */
