@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from speedlab.publishing.display import clear_progress, show_markdown, show_resu
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.formatting import NOTHING
 from speedlab.publishing.source_text import source_block
+from speedlab.publishing.tables import Table
 from speedlab.records.experiment import (
     Experiment,
     committed_experiments,
@@ -23,6 +25,8 @@ from speedlab.records.experiment import (
 )
 
 Cell = Callable[[dict[str, Any]], str]
+MOST_ROWS = 24  # of a table that is not folded
+_NUMBER = re.compile(rf"[-+−]?[\d.,]+(e[-+]?\d+)?( ?[%x])?|{NOTHING}")  # noqa: RUF001
 
 
 class Lab:
@@ -131,20 +135,40 @@ class Lab:
 
 
 def rows_table(rows: list[dict[str, Any]], columns: Mapping[str, str | Cell]) -> str:
-    """Markdown. Fields that a row lacks are a dash; a row that was not measured ends with its reason."""
+    """Markdown. Fields that a row lacks are a dash; a row that was not measured ends with its reason.
+
+    A measured row whose first cell is a dash has no name here and belongs to another table; a column in which nothing
+    stands is left out, numbers stand to the right. A table longer than a screen is folded.
+    """
     if not columns:
         raise BadInput("a table needs at least one column: give {heading: field}")
-    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    lines, measured = [], []
     for row in rows:
         cells = [_cell(row, column) for column in columns.values()]
         if row["status"] != "measured":
             cells[-1] = f"{row['status'].replace('_', ' ')}: {row['reason']}"
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+        elif cells[0] == NOTHING:
+            continue
+        else:
+            measured.append(cells)
+        lines.append(tuple(cells))
+    numbers = frozenset(
+        name
+        for name, *column in zip(columns, *measured, strict=False)
+        if column and all(map(_NUMBER.fullmatch, column))
+    )
+    table = Table("", tuple(columns), tuple(lines), numbers=numbers).without_empty_columns().markdown()
+    if len(lines) <= MOST_ROWS:
+        return table
+    return f"<details>\n<summary>All {len(lines)} rows</summary>\n\n{table}\n</details>\n"
 
 
 def _cell(row: dict[str, Any], column: str | Cell) -> str:
     if callable(column):
         return column(row) if row["status"] == "measured" else NOTHING
     value = row.get(column)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,}"
     return NOTHING if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
