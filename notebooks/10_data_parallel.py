@@ -165,10 +165,10 @@ chapter.show_contract()
 # ```
 #
 # A machine that fails ends the step on all; the agents on the others wait, and go on when it is started again with
-# the same line. Training then starts anew, unless the program keeps checkpoints. Under Slurm:
+# the same line. Training then starts anew, unless the program keeps checkpoints. Under Slurm,
+# after the first line `#!/bin/bash`:
 #
 # ```bash
-# #!/bin/bash
 # #SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --cpus-per-task=64 --time=00:10:00
 # export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

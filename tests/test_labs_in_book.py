@@ -13,7 +13,7 @@ from toy_chapters import toy_source, write_toys
 
 from speedlab.errors import BadInput, SpeedLabError
 from speedlab.publishing import book, reproduce
-from speedlab.publishing.contents import contents_with_labs
+from speedlab.publishing.contents import READING_ORDER, contents_with_labs
 from speedlab.publishing.run_folder import Chapter, Run, newest_complete
 from speedlab.publishing.sources import find_labs, select
 
@@ -111,6 +111,14 @@ def test_the_contents_name_every_lab_once_and_keep_an_order_that_is_given(tmp_pa
     toc.write_text("a: [")
     with pytest.raises(BadInput, match=r"cannot read .*_toc\.yml"):
         contents_with_labs(toc, [])
+
+
+def test_labs_stand_in_reading_order(tmp_path: Path) -> None:
+    (toc := tmp_path / "_toc.yml").write_text(TOC)
+    parts = yaml.safe_load(contents_with_labs(toc, ["another", "compiler", "attention"]))["parts"]
+    assert [page["file"] for page in parts[1]["chapters"]] == ["labs/attention", "labs/compiler", "labs/another"]
+    committed = find_labs(Path(__file__).parents[1] / "notebooks")
+    assert sorted(READING_ORDER) == sorted(committed)
 
 
 def test_the_book_shows_labs_that_ran_and_the_source_of_those_that_did_not(

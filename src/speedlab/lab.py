@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,10 +12,11 @@ from speedlab.errors import BadInput, check_choice
 from speedlab.labs.registry import get_entry
 from speedlab.notebook import SOURCES, own_run_folder, run_folder
 from speedlab.profile import PROFILES, check_steps, get_profile
-from speedlab.publishing import chapter_words as words
 from speedlab.publishing.display import clear_progress, show_markdown, show_result, show_svg
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.formatting import NOTHING
+from speedlab.publishing.source_text import source_block
+from speedlab.publishing.tables import Table
 from speedlab.records.experiment import (
     Experiment,
     committed_experiments,
@@ -24,6 +26,8 @@ from speedlab.records.experiment import (
 )
 
 Cell = Callable[[dict[str, Any]], str]
+MOST_ROWS = 24  # of a table that is not folded
+_NUMBER = re.compile(rf"[-+−]?[\d.,]+(e[-+]?\d+)?( ?[%x])?|{NOTHING}")  # noqa: RUF001
 
 
 class Lab:
@@ -92,7 +96,7 @@ class Lab:
 
     def show_code(self, *things: Any) -> None:
         """The source of classes or functions of the package, or of a table in a module as (module, "NAME")."""
-        show_markdown("\n".join(words.source_block(thing) for thing in things))
+        show_markdown("\n".join(source_block(thing) for thing in things))
 
     def sets(self, name: str, *, toys: bool = True) -> list[tuple[str, Experiment]]:
         """(label, experiment): the recorded ones of each device, then the one that ran here."""
@@ -140,20 +144,40 @@ def _rows_in_words(experiment: Experiment) -> str:
 
 
 def rows_table(rows: list[dict[str, Any]], columns: Mapping[str, str | Cell]) -> str:
-    """Markdown. Fields that a row lacks are a dash; a row that was not measured ends with its reason."""
+    """Markdown. Fields that a row lacks are a dash; a row that was not measured ends with its reason.
+
+    A measured row whose first cell is a dash has no name here and belongs to another table; a column in which nothing
+    stands is left out, numbers stand to the right. A table longer than a screen is folded.
+    """
     if not columns:
         raise BadInput("a table needs at least one column: give {heading: field}")
-    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    lines, measured = [], []
     for row in rows:
         cells = [_cell(row, column) for column in columns.values()]
         if row["status"] != "measured":
             cells[-1] = f"{row['status'].replace('_', ' ')}: {row['reason']}"
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+        elif cells[0] == NOTHING:
+            continue
+        else:
+            measured.append(cells)
+        lines.append(tuple(cells))
+    numbers = frozenset(
+        name
+        for name, *column in zip(columns, *measured, strict=False)
+        if column and all(map(_NUMBER.fullmatch, column))
+    )
+    table = Table("", tuple(columns), tuple(lines), numbers=numbers).without_empty_columns().markdown()
+    if len(lines) <= MOST_ROWS:
+        return table
+    return f"<details>\n<summary>All {len(lines)} rows</summary>\n\n{table}\n</details>\n"
 
 
 def _cell(row: dict[str, Any], column: str | Cell) -> str:
     if callable(column):
         return column(row) if row["status"] == "measured" else NOTHING
     value = row.get(column)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,}"
     return NOTHING if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -17,6 +17,7 @@ from speedlab.publishing.display import clear_progress, show_markdown, show_resu
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.figures_of_records import kernel_kinds, loss_curves, training_curves
 from speedlab.publishing.page_tables import page_tables
+from speedlab.publishing.source_text import source_block
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
 from speedlab.records.store import committed_root, read_record, record_path, write_record
@@ -64,7 +65,7 @@ class Chapter:
 
     def show_code(self, *things: Any) -> None:
         """The source of classes or functions of the package, or of a table in a module as (module, "NAME")."""
-        show_markdown("\n".join(words.source_block(thing) for thing in things))
+        show_markdown("\n".join(source_block(thing) for thing in things))
 
     def measure(self) -> None:
         """Check and time the rungs of this chapter here, unless only records are wanted, and show all rows."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from statistics import median
 
+from speedlab.ladder import NINE_STEPS
 from speedlab.publishing import scaling_words as words
 from speedlab.publishing.display import show_markdown, show_svg
 from speedlab.publishing.facts import device_title
@@ -109,7 +110,8 @@ def _points() -> tuple[Step, list[tuple[int, float]], Link]:
 
 def _one_gpu() -> Step:
     """The step that the model starts from where no several GPUs are recorded: the chapter's own, of any one GPU."""
-    one = [record for record in read_records(committed_root()) if record.rung == "batch_size" and record.step_ms]
+    chapters = [record for record in read_records(committed_root()) if record.ladder == NINE_STEPS.name]
+    one = [record for record in chapters if record.rung == "batch_size" and record.step_ms]
     seconds = median(one[-1].step_ms) / 1e3 if one else 0.065
     return Step(compute_s=seconds, gradient_bytes=2 * 163e6, fixed_s=1e-3)
 

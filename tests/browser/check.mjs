@@ -2,13 +2,14 @@
 // chooses pages by name (then links are not followed). Exit status 1 for a finding that baseline.json does not know,
 // which is told as soon as its page was looked at. `make check-book` calls this.
 import { readFileSync } from "node:fs";
+import { availableParallelism } from "node:os";
 import path from "node:path";
 import { brokenLinks } from "./links.mjs";
 import { checkPage } from "./page_checks.mjs";
-import { openBrowser, pagesOf, serve } from "./site.mjs";
+import { openBrowser, pagesOf, serve, watch } from "./site.mjs";
 import { checkTouch } from "./touch_checks.mjs";
 
-const TABS = 3; // pages at the same time
+const TABS = Math.max(2, availableParallelism()); // pages at the same time
 const SHOWN = 60; // findings of one page
 
 const [folder, program, pattern] = process.argv.slice(2);
@@ -23,7 +24,7 @@ try {
   names = (await pagesOf(book)).filter((name) => new RegExp(pattern ?? "").test(name));
   const facts = await checkAll([...names]);
   if (!pattern) tell(brokenLinks(facts, site.base, book));
-  tell(await checkTouch(browser, site.base));
+  tell(await checkTouch(browser, site));
 } finally {
   await browser.close();
   site.close();
@@ -37,15 +38,20 @@ process.exitCode = fresh.length || !names.length ? 1 : 0;
 
 /** A few tabs take the pages in turn. Returns what the pages hold. */
 async function checkAll(queue) {
-  const facts = [];
+  const facts = [], judged = new Set();
+  // One context for all: scripts and styles that every page loads are fetched and compiled once.
+  const context = await browser.newContext({ colorScheme: "light", reducedMotion: "reduce" });
   const tab = async () => {
+    const page = await context.newPage();
+    const seen = watch(page, site);
     for (let name = queue.shift(); name !== undefined; name = queue.shift()) {
-      const result = await checkPage(browser, site.base, name, budget);
+      const result = await checkPage({ page, seen }, site.base, name, budget, judged);
       facts.push(result.facts);
       tell(result.findings);
     }
   };
   await Promise.all(Array.from({ length: TABS }, tab));
+  await context.close();
   return facts;
 }
 

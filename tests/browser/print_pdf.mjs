@@ -8,7 +8,7 @@ const site = await serve(path.resolve(folder));
 const browser = await openBrowser(program);
 try {
   const page = await (await browser.newContext({ colorScheme: "light", reducedMotion: "reduce" })).newPage();
-  const seen = await watch(page, site.base);
+  const seen = watch(page, site);
   await page.goto(`${site.base}index.html`, { waitUntil: "load" });
   await page.waitForURL((url) => !url.pathname.endsWith("/index.html")); // it leads to the first page
   await page.waitForLoadState("load");

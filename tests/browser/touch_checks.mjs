@@ -11,14 +11,14 @@ const PIECES = [
 const WORD = "FlashAttention", ITS_PAGE = "07_flash_attention.html";
 
 /** Findings of all pieces, with scripts and without, and of the search. */
-export async function checkTouch(browser, base) {
+export async function checkTouch(browser, site) {
   const findings = [];
   for (const [name, page, use] of PIECES) {
     const add = (what) => findings.push({ page, view: "touched", rule: "touch", where: name, what });
     for (const scripts of [true, false]) {
       const context = await browser.newContext({ javaScriptEnabled: scripts, reducedMotion: "reduce" });
       const tab = await context.newPage();
-      await tab.goto(base + page);
+      await tab.goto(site.base + page);
       const section = tab.locator(`section.touch[data-touch="${name}"]`);
       if ((await section.count()) !== 1) add(`stands ${await section.count()} times on its page`);
       else {
@@ -28,7 +28,7 @@ export async function checkTouch(browser, base) {
       await context.close();
     }
   }
-  return [...findings, ...(await checkSearch(browser, base))];
+  return [...findings, ...(await checkSearch(browser, site))];
 }
 
 async function withoutScripts(section) {
@@ -107,11 +107,11 @@ async function explorer(section) {
   return null;
 }
 
-async function checkSearch(browser, base) {
+async function checkSearch(browser, site) {
   const context = await browser.newContext();
   const page = await context.newPage();
-  const seen = await watch(page, base);
-  await page.goto(`${base}search.html?q=${WORD}`);
+  const seen = watch(page, site);
+  await page.goto(`${site.base}search.html?q=${WORD}`);
   const found = page.locator(`#search-results a[href*="${ITS_PAGE}"]`).first();
   const problem = await found.waitFor({ timeout: 60_000 }).then(() => null, () => `"${WORD}" does not find ${ITS_PAGE}`);
   await context.close();

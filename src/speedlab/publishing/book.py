@@ -18,14 +18,12 @@ from speedlab.errors import NotAvailable, SpeedLabError
 from speedlab.publishing.contents import contents_with_labs
 from speedlab.publishing.execute import read_source
 from speedlab.publishing.executed import RESULT_MIME, problems_of
+from speedlab.publishing.page_cells import page_tags
 from speedlab.publishing.run_folder import Chapter, Run, newest_complete
 from speedlab.publishing.sources import LABS, find_chapters, find_labs
 from speedlab.publishing.touch import insert_pieces
 from speedlab.records.store import write_text_atomic
 from speedlab.repository import colab_url
-
-# Cells that papermill or a reader needs and a page does not: shown as values in the chapter's own words.
-HIDDEN_TAGS = {"parameters": "remove-input", "injected-parameters": "remove-cell"}
 
 
 def build_book(root: Path, run: Path | None = None, *, out: Path | None = None) -> Path:
@@ -155,9 +153,7 @@ def _prepare(notebook: Any) -> None:
         cell.metadata.pop("papermill", None)
         if cell.cell_type != "code":
             continue
-        tags = list(cell.metadata.get("tags", ()))
-        hidden = [HIDDEN_TAGS[tag] for tag in tags if tag in HIDDEN_TAGS]
-        cell.metadata["tags"] = tags + [tag for tag in hidden if tag not in tags]
+        cell.metadata["tags"] = page_tags(cell.source, list(cell.metadata.get("tags", ())))
         for output in cell.outputs:
             output.get("data", {}).pop(RESULT_MIME, None)
         cell.outputs = [output for output in cell.outputs if output.get("data", True)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +19,7 @@ from speedlab.records.record import Record
 LADDER = NINE_STEPS.name
 # The cards that readers are most likely to have, each with what decides which recipe it can run.
 COMMON_CARDS = ("tesla-t4", "nvidia-rtx-3090", "nvidia-l4", "nvidia-a100-40gb", "nvidia-h200")
+NAME_LETTERS = 70
 MULTIPROCESSORS = {"tesla-t4": 40, "nvidia-rtx-3090": 82, "nvidia-l4": 58, "nvidia-a100-40gb": 108, "nvidia-h200": 132}
 
 
@@ -42,27 +40,6 @@ def contract_words(rung: Rung) -> str:
     if rung.contract == "rounding":
         return f"the same losses within {rung.tolerance:g} nats"
     return "another optimization: its losses are shown"
-
-
-def source_block(thing: Any) -> str:
-    """The source of a class, function or module-level table as a fenced block."""
-    named = isinstance(thing, tuple)  # (module, name of a table in it)
-    source = _assignment(*thing) if named else textwrap.dedent(inspect.getsource(thing))
-    return f"```python\n{source.rstrip()}\n```\n"
-
-
-def _assignment(module: Any, name: str) -> str:
-    """The source of `name = ...` in a module, with the comment above it."""
-    text = inspect.getsource(module)
-    lines = text.splitlines()
-    for node in ast.parse(text).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            start = node.lineno - 1
-            while start and lines[start - 1].startswith("#"):
-                start -= 1
-            return "\n".join(lines[start : node.end_lineno])
-    raise ValueError(f"{module.__name__} assigns no {name}")
 
 
 def prediction_table(records: Sequence[Record]) -> str:
@@ -101,7 +78,7 @@ def longest_kernels(record: Record, count: int = 5) -> str:
     """The kernels of one step that take the most time, by name."""
     cells = tuple(
         (
-            f"`{kernel['name'][:70]}`",
+            f"`{_short(kernel['name'])}`",
             kernel["kind"],
             f"{kernel['calls']:,.0f}",
             form.three_digits(kernel["time_us"] / 1e3),
@@ -110,6 +87,11 @@ def longest_kernels(record: Record, count: int = 5) -> str:
     )
     columns = (f"longest kernels: {_title(record.rung)}", "kind", "calls", "ms")
     return Table("", columns, cells, numbers=frozenset(("calls", "ms"))).markdown()
+
+
+def _short(name: str) -> str:
+    """A kernel's name, which can take a page, with a mark where it was cut."""
+    return name if len(name) <= NAME_LETTERS else f"{name[: NAME_LETTERS - 1]}…"
 
 
 def evidence_sentence(record: Record) -> str:
@@ -189,10 +171,9 @@ def lesson(row: dict[str, Any], before: dict[str, Any] | None) -> str:
     if not row["speedup_step_clear"]:
         words = f"**{title}** on {where}: no clear difference in speed to *{_title(before['rung'])}*"
     if row["peak_reserved_bytes"] and before["peak_reserved_bytes"]:
-        words += (
-            f"; peak reserved memory {form.gib(before['peak_reserved_bytes'])} -> "
-            f"{form.gib(row['peak_reserved_bytes'])} GiB"
-        )
+        was, now = form.gib(before["peak_reserved_bytes"]), form.gib(row["peak_reserved_bytes"])
+        memory = f"still {now} GiB" if now == was else f"from {was} to {now} GiB"
+        words += f"; peak reserved memory {memory}"
     if row["compile_s"]:
         words += f"; compiling took {form.three_digits(row['compile_s'])} s ({row['compile_cache']} cache)"
     return words + "."
@@ -203,6 +184,7 @@ def cards_table(rungs: Sequence[Rung]) -> str:
     machines = [(card.title, machine_of(card.slug)) for card in CARDS if card.slug in COMMON_CARDS]
     machines.append(("CPU", Capabilities(device_type="cpu", cores=2)))
     cells = []
+    several = len(rungs) > 1  # otherwise the page has named the one that it is about
     for rung in rungs:
         for title, machine in machines:
             recipe, substitutions = adapt(NINE_STEPS.recipe_at(rung.key), machine)
@@ -210,9 +192,10 @@ def cards_table(rungs: Sequence[Rung]) -> str:
             own = [s for s in substitutions if s.field in rung.change]
             kept = [f"{s.field}: {s.asked} -> {s.used}" for s in substitutions if s.field not in rung.change]
             state = "as written" if not own else "not available" if recipe == below else f"runs with {own[0].used}"
-            cells.append((rung.title, title, state, own[0].reason if own else "", "; ".join(kept)))
+            named = rung.title if several else ""
+            cells.append((named, title, state, own[0].reason if own else "", "; ".join(kept)))
     columns = ("optimization", "card", "this change", "reason", "earlier changes replaced")
-    return Table("", columns, tuple(cells)).markdown()
+    return Table("", columns, tuple(cells)).without_empty_columns().markdown()
 
 
 def machine_of(slug: str) -> Capabilities:

@@ -12,13 +12,19 @@ from speedlab.errors import BadInput
 from speedlab.publishing.sources import LABS
 
 CAPTION = "Labs"
+# As a reader would go through them: inside the chapters' changes, what a card can hold, what feeds it, all of it.
+READING_ORDER = (
+    "attention", "precision", "compiler", "checkpointing", "accumulation", "memory_planner", "batch_probe",
+    "data_pipeline", "together", "past_the_ladder",
+)  # fmt: skip
 
 
 def contents_with_labs(toc: Path, labs: list[str]) -> str:
     """The text of a `_toc.yml` that names every lab once.
 
-    Labs that the committed file names keep their place there; the others follow in the order given, in the part
-    "Labs". Where the file has no such part, it follows the part of the chapters, or stands before the last one.
+    Labs that the committed file names keep their place there; the others follow in the part "Labs", in reading
+    order, and those that this order does not know in the order given. Where the file has no such part, it follows the
+    part of the chapters, or stands before the last one.
     """
     import yaml
 
@@ -26,7 +32,8 @@ def contents_with_labs(toc: Path, labs: list[str]) -> str:
         contents: dict[str, Any] = yaml.safe_load(toc.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise BadInput(f"cannot read {toc}: {' '.join(str(error).split())[:200]}") from error
-    missing = [lab for lab in labs if f"{LABS}/{lab}" not in _files(contents)]
+    ordered = [lab for lab in READING_ORDER if lab in labs] + [lab for lab in labs if lab not in READING_ORDER]
+    missing = [lab for lab in ordered if f"{LABS}/{lab}" not in _files(contents)]
     if missing:
         if "parts" not in contents:  # a book without parts has one list of chapters
             contents["parts"] = [{"caption": "Chapters", "chapters": contents.pop("chapters", [])}]

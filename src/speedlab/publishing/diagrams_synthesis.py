@@ -44,13 +44,13 @@ def decision_path() -> str:
     top = 76
     for question, limit, lines in PATH:
         shapes += [
-            svg.cell(12, top + 6, 190, 48, "", fill=svg.SKY),
-            svg.text(107, top + 35, question, size=13, anchor="middle"),
-            svg.text(218, top + 35, "no →", size=13, anchor="middle"),
+            svg.cell(12, top + 6, 182, 48, "", fill=svg.SKY),
+            svg.text(103, top + 35, question, size=13, anchor="middle"),
+            svg.text(216, top + 35, "no →", size=13, anchor="middle"),
             svg.rectangle(238, top, 230, 66, fill="#f4f6f8", stroke=svg.FAINT, line=0.8),
             svg.text(246, top + 19, limit, size=14, bold=True),
             *(svg.text(246, top + 38 + index * 19, line, size=13) for index, line in enumerate(lines)),
-            svg.text(107, top + 73, "↓ yes", size=13, anchor="middle"),
+            svg.text(103, top + 73, "↓ yes", size=13, anchor="middle"),
         ]
         top += 84
     shapes.append(svg.cell(12, top, 456, 38, LAST, fill=svg.GREEN))

@@ -22,7 +22,7 @@ def show_svg(figure: Any) -> None:
     # An image of its own: the alternative text reaches every page, and no two figures share element names.
     picture = b64encode(svg_text(figure).encode()).decode()
     alt = escape(alt_text(figure), quote=True)
-    display(HTML(f'<img alt="{alt}" style="max-width: 100%" src="data:image/svg+xml;base64,{picture}">'))
+    display(HTML(f'<img alt="{alt}" class="chart" style="max-width: 100%" src="data:image/svg+xml;base64,{picture}">'))
 
 
 def show_result(result: dict[str, Any], text: str) -> None:

@@ -73,11 +73,13 @@ def loss_curves(record: Record, *, before_title: str | None = None) -> Figure:
     name = before_title or rung_title(record.ladder, detail.get("before") or "before")
     tolerance = detail.get("tolerance")
     compared = tolerance is not None and len(before) == len(record.losses)
+    difference = [abs(one - two) for one, two in zip(before, record.losses, strict=True)] if compared else []
+    apart = any(difference)  # a second panel full of zeros would say nothing
     verdict = f"{record.contract}: {record.contract_verdict}"
     with styled():
         figure, axes = new_chart(
             6,
-            columns=2 if compared else 1,
+            columns=2 if apart else 1,
             title=f"Same training? {verdict}",
             alt=_loss_words(record, before, name, tolerance if compared else None),
         )
@@ -89,14 +91,13 @@ def loss_curves(record: Record, *, before_title: str | None = None) -> Figure:
         )  # fmt: skip
         axes[0].set_ylabel("loss in nats")
         axes[0].legend(frameon=False, fontsize=9)
-        if compared:
-            difference = [abs(one - two) for one, two in zip(before, record.losses, strict=True)]
-            axes[1].plot(steps, difference, color=AFTER, marker="x", markersize=5, linewidth=1.3)
+        if apart:
+            axes[1].plot(steps, difference, color=AFTER, marker="x", markersize=5, linewidth=1.3, clip_on=False)
             axes[1].axhline(tolerance, color=LOST, linewidth=1.6, linestyle="--")
             axes[1].annotate(
                 f"tolerance {tolerance:g}", (1, tolerance), (0, 4), textcoords="offset points", fontsize=8.5, color=INK
             )
-            axes[1].set_ylim(0, max([*difference, tolerance, 1e-12]) * 1.25)
+            axes[1].set_ylim(0, max([*difference, tolerance]) * 1.25)
             axes[1].set_ylabel("absolute difference in nats")
         for axis in axes:
             axis.set_xlabel("step")

@@ -119,7 +119,8 @@ class _Writer:
         figures.save_svg(chart, path)
         self.paths.append(path)
         alt = json.dumps(figures.alt_text(chart), ensure_ascii=False)  # quoted: it may hold colons and signs
-        return f":::{{figure}} {FOLDER}/{name}.svg\n:name: fig-{name}\n:alt: {alt}\n:width: 100%\n\n{caption}\n:::\n\n"
+        options = f":name: fig-{name}\n:alt: {alt}\n:class: chart\n:width: 100%\n"
+        return f":::{{figure}} {FOLDER}/{name}.svg\n{options}\n{caption}\n:::\n\n"
 
     def remove_stale(self) -> None:
         """Delete what an earlier build left: a figure of a device that is gone."""

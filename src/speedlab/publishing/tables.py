@@ -42,6 +42,13 @@ class Table:
             cells=tuple(tuple(line[index] for index in kept) for line in self.cells),
         )
 
+    def without_empty_columns(self) -> Table:
+        """The table without columns in which nothing stands, or only dashes."""
+        nothing = ("", form.NOTHING)
+        return self.select(
+            name for index, name in enumerate(self.columns) if any(line[index] not in nothing for line in self.cells)
+        )
+
     def text(self) -> str:
         """Aligned plain text, one line a row, never wrapped or cut."""
         lines = [self.columns, *self.cells]
@@ -139,7 +146,7 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
     cells = []
     for row in rows:
         line = [
-            rung_title(ladder, row["rung"]) if titles else row["rung"],
+            _name(ladder, row["rung"], titles),
             form.count(row["tokens_per_s"]),
             form.quartile_range(row["tokens_per_s_q1"], row["tokens_per_s_q3"]),
             form.three_digits(row["step_ms_median"]),
@@ -157,15 +164,9 @@ def ladder_table(rows: list[Row], *, published: bool = True, titles: bool = Fals
         if published:
             line += _published_cells(published_row(ladder, row["rung"]))
         cells.append((*line, row_note(row)))
-    empty = {name for index, name in enumerate(columns) if all(line[index] in ("", form.NOTHING) for line in cells)}
-    kept = [index for index, name in enumerate(columns) if name not in empty]
-    return Table(
-        title=table_title(first),
-        columns=tuple(columns[index] for index in kept),
-        cells=tuple(tuple(line[index] for index in kept) for line in cells),
-        numbers=frozenset(numbers),
-        notes=table_notes(rows, published=published),
-    )
+    notes = table_notes(rows, published=published, titles=titles)
+    table = Table(table_title(first), tuple(columns), tuple(cells), numbers=frozenset(numbers), notes=notes)
+    return table.without_empty_columns()
 
 
 def published_table(ladder: str, *, card: str = "A100", source: str | None = None) -> Table:
@@ -202,6 +203,10 @@ def rung_title(ladder: str, rung: str) -> str:
     return rung
 
 
+def _name(ladder: str, rung: str, titles: bool) -> str:
+    return rung_title(ladder, rung) if titles else rung
+
+
 def table_title(row: Row) -> str:
     """Device, ladder and what the rows were measured with."""
     parts = [f"{row['device']}, ladder {row['ladder']}", f"profile {row['profile']}", f"torch {row['torch']}"]
@@ -210,7 +215,7 @@ def table_title(row: Row) -> str:
     return ", ".join([*parts, f"session {row['session']}", row["utc"][:10]])
 
 
-def table_notes(rows: list[Row], *, published: bool) -> tuple[str, ...]:
+def table_notes(rows: list[Row], *, published: bool, titles: bool = False) -> tuple[str, ...]:
     """What a reader must know before comparing: a toy profile, whose published figures, what the ratios are over."""
     notes = []
     if not PROFILES[rows[0]["profile"]].publishable:
@@ -219,11 +224,13 @@ def table_notes(rows: list[Row], *, published: bool) -> tuple[str, ...]:
     substitutions = [values for row in rows if row["status"] == "measured" for values in row["substitutions"]]
     notes += dict.fromkeys(form.substitution(values) for values in substitutions)
     if published:
-        others = published_rows(rows[0]["ladder"])
+        ladder = rows[0]["ladder"]
+        others = published_rows(ladder)
         shown = {row["rung"] for row in rows}
         notes.append(f"published: {source_words(others[0])}; not measured by this project")
         notes += [
-            f"the published figure of {row.published_name} stands at {row.rung}, whose change it holds as well"
+            f"the published figure of {_name(ladder, row.published_name, titles)} stands at "
+            f"{_name(ladder, row.rung, titles)}, whose change it holds as well"
             for row in others
             if row.published_name in shown and row.rung in shown - {row.published_name}
         ]
