@@ -10,9 +10,11 @@ from dataclasses import replace
 from itertools import groupby
 from statistics import median
 
+from speedlab.publishing import scaling_parts as parts
 from speedlab.publishing import scaling_words as words
 from speedlab.publishing.display import show_markdown, show_svg
 from speedlab.publishing.facts import device_title
+from speedlab.publishing.scaling_stopwatch import stopwatch_table
 from speedlab.records.experiment import Experiment, committed_experiments, read_experiments
 from speedlab.records.record import Record
 from speedlab.records.store import committed_root, read_records
@@ -38,7 +40,9 @@ def show_series() -> None:
     """Speed of one, two, four GPUs of one machine in one session, with what the exchange took."""
     found = recorded_series()
     for device, records in found.items():
-        show_markdown(f"**Recorded** on {device_title(device)}:\n\n{words.series_table(records)}")
+        pairs = words.fixed_pairs(records)
+        left = f"\nWhat is left to gain:\n\n{parts.what_is_left(pairs)}" if pairs else ""
+        show_markdown(f"**Recorded** on {device_title(device)}:\n\n{words.series_table(records)}{left}")
     if not found:
         show_markdown(_nothing("series,timelines"))
 
@@ -55,7 +59,7 @@ def show_sharding() -> None:
 
 def show_stopwatch() -> None:
     """The scaling that the published stopwatch shows, and ours."""
-    _show(STOPWATCH_NAME, "stopwatch", words.stopwatch_table)
+    _show(STOPWATCH_NAME, "stopwatch", stopwatch_table)
 
 
 def show_lines() -> None:
@@ -115,24 +119,28 @@ def _one_gpu() -> Step:
 
 
 def _exchange(experiment: Experiment) -> str:
+    """Timelines, the sweep, the link, and the stages between one GPU and several."""
     records = recorded_series().get(experiment.device, [])
     alone = [
         record
         for record in records
         if (record.ladder, record.rung, record.status) == (PLAIN_SERIES, "data_parallel_1", "measured")
+        and record.machine["machine_id"] == experiment.machine["machine_id"]
     ]
-    text = words.sweep_table(experiment) + "\n" + words.link_words(experiment) + "\n"
-    same = [record for record in alone if record.session == experiment.session]
-    return text + ("\n" + words.where_it_goes(same[0], experiment) if same else "")
+    stages = parts.where_it_goes(experiment, alone[0] if alone else None)
+    return (
+        f"{parts.timeline_table(words.timelines(records, experiment))}\n{parts.link_words(experiment)}\n\n"
+        f"{parts.sweep_table(experiment)}\n{stages}"
+    )
 
 
-def _show(name: str, parts: str, table: Callable[[Experiment], str]) -> None:
+def _show(name: str, asked: str, table: Callable[[Experiment], str]) -> None:
     experiments = read_experiments(committed_experiments(), name)
     for experiment in experiments:
         show_markdown(f"**Recorded** on {device_title(experiment.device)}:\n\n{table(experiment)}")
     if not experiments:
-        show_markdown(_nothing(parts))
+        show_markdown(_nothing(asked))
 
 
-def _nothing(parts: str) -> str:
-    return NOTHING_YET.format(command=f"`speedlab scaling --worlds 1,2 --parts {parts} --out DIR`")
+def _nothing(asked: str) -> str:
+    return NOTHING_YET.format(command=f"`speedlab scaling --worlds 1,2 --parts {asked} --out DIR`")
