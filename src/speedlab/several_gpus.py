@@ -47,6 +47,14 @@ def show_series() -> None:
         show_markdown(_nothing("series,timelines"))
 
 
+def show_lesson() -> None:
+    """Which recipe keeps the asked share of one GPU's speed, in a sentence; nothing where nothing is recorded."""
+    for device, records in recorded_series().items():
+        pairs = words.fixed_pairs(records)
+        if pairs:
+            show_markdown(f"**Recorded** on {device_title(device)}: {parts.lesson_words(pairs)}")
+
+
 def show_exchange() -> None:
     """The sweep of the exchange, and where the milliseconds between one GPU and several lie."""
     _show(SWEEP_NAME, "series,sweep,timelines", _exchange)
@@ -77,9 +85,12 @@ def show_model() -> None:
     strong = replace(step, compute_s=share * (step.compute_s - step.fixed_s) + step.fixed_s)
     shares = [(gpus, measured[0][1] / seconds) for gpus, seconds in measured]
     show_svg(model_figure(step, strong, {"link of one machine": link, "network": NETWORK}, shares))
+    points = len(measured) - 1
     fitted = (
-        f"fitted to {len(measured)} measured points, with {1e3 * step.drag_s:.2f} ms a step that it gives no cause for"
-        if len(measured) > 1
+        f"fitted to {points} measured point{'s' if points > 1 else ''} of several GPUs"
+        f"{', which it meets by construction' if points == 1 else ''}, with {1e3 * step.drag_s:.2f} ms a step that it "
+        "gives no cause for"
+        if points > 0
         else "fitted to no point of several GPUs yet: the link is half of its data sheet"
     )
     show_markdown(
@@ -87,7 +98,8 @@ def show_model() -> None:
         f"{step.gradient_bytes / 1e6:,.0f} MB are averaged, and at most {100 * step.hidden:.0f} % of a step can hide "
         f"that. The link carries {link.bytes_per_s / 1e9:,.0f} GB/s, the network {NETWORK.bytes_per_s / 1e9:,.0f} "
         f"GB/s for each GPU. On 512 GPUs over the network a step of the growing batch would take "
-        f"{1e3 * step_s(step, 512, NETWORK):.1f} ms."
+        f"{1e3 * step_s(step, 512, NETWORK):.1f} ms. It knows no slow GPU among the fast ones and "
+        "no network that others use."
     )
 
 

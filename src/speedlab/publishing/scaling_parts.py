@@ -157,6 +157,30 @@ def what_is_left(pairs: Sequence[tuple[str, Record, Record]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def lesson_words(pairs: Sequence[tuple[str, Record, Record]]) -> str:
+    """What the largest number of GPUs makes of each recipe, and which of them keeps the asked share.
+
+    pairs: as in `what_is_left`, at least one.
+    """
+    gpus = max(several.recipe["data_parallel"] for _, _, several in pairs)
+    gains = [
+        (title, ratio)
+        for title, one, several in pairs
+        if several.recipe["data_parallel"] == gpus and (ratio := stats.speedup(one, several)) is not None
+    ]
+    asked = f"{form.three_digits(ASKED_EACH * gpus)}x"
+    told = [
+        f"*{title}* {form.three_digits(ratio.value)}x ({form.interval(ratio.low, ratio.high)})"
+        for title, ratio in gains
+    ]
+    reached = [words for words, (_, ratio) in zip(told, gains, strict=True) if ratio.value >= ASKED_EACH * gpus]
+    missed = [words for words in told if words not in reached]
+    parts = [f"At least {asked} on {gpus} GPUs: {'; '.join(reached) or 'with no recipe'}."]
+    if missed:
+        parts.append(f"Not with {'; '.join(missed)}.")
+    return " ".join([*parts, "One session on one machine."])
+
+
 def link_words(experiment: Experiment) -> str:
     """The rate of the link by the size of what is sent."""
     rates = ", ".join(
