@@ -168,6 +168,16 @@ def test_what_is_left_names_an_interval_that_reaches_below():
     assert "| t | 2 | 0.00 | 1.25 | -1.25 | reached, but the interval goes below | – |" in said  # noqa: RUF001
 
 
+def test_a_cpu_without_timelines_and_peaks_still_has_its_tables():
+    bare = [
+        {name: value for name, value in row(key, ms).items() if not name.startswith("peak")}
+        for key, ms in (("replicated", 60.0), ("fsdp2", 61.0))
+    ]
+    said = scaling_words.sharding_table(experiment("data_parallel_sharding", bare))
+    assert "Measured: a step 1.02 times as long" in said and "GiB less" not in said
+    assert scaling_parts.timeline_table([("t", COMMUNICATION | {"timeline": None})]) == ""
+
+
 def test_pairs_are_those_whose_gpus_keep_their_batch():
     records = [series_record(series, gpus, 60.0) for series in SERIES for gpus in (1, 2, 4)]
     titles = [(title, several.recipe["data_parallel"]) for title, _, several in scaling_words.fixed_pairs(records)]

@@ -108,7 +108,13 @@ def hiding_words(experiment: Experiment) -> str:
 
 
 def timeline_table(rows: Iterable[tuple[str, dict[str, Any]]]) -> str:
-    """One row for each (title, communication): the step of rank 0 as computing, exposed exchange and pauses."""
+    """One row for each (title, communication): the step of rank 0 as computing, exposed exchange and pauses.
+
+    "" where no step was drawn on a line of time.
+    """
+    rows = [(title, communication) for title, communication in rows if _timeline(communication)]
+    if not rows:
+        return ""
     lines = [
         "| recipe | step, ms | computing | exposed exchange | pauses | exchange in all | hidden | "
         "each GPU sends, MB | by the link's rate, ms | begins after, ms |",
@@ -116,8 +122,6 @@ def timeline_table(rows: Iterable[tuple[str, dict[str, Any]]]) -> str:
     ]
     for title, communication in rows:
         times = _timeline(communication)
-        if not times:
-            continue
         sending, exposed = times["communication_ms"], times["exposed_ms"]
         cells = [form.three_digits(times[name]) for name in ("span_ms", "compute_ms", "exposed_ms", "idle_ms")]
         cells += [

@@ -100,15 +100,16 @@ def _sharding_words(experiment: Experiment) -> str:
     gpus, weights = whole["gpus"], total_parameters(PLAIN)
     longer = stats.times_faster(split["step_ms"], whole["step_ms"])
     state, copy = 16 * weights, 4 * weights
-    saved = max(whole["peak_allocated_bytes_of_each"]) - max(split["peak_allocated_bytes_of_each"])
+    peaks = [max(row.get("peak_allocated_bytes_of_each", []), default=None) for row in (whole, split)]
+    less = "" if None in peaks else f"{form.gib(peaks[0] - peaks[1])} GiB less, and "
     time = "as long, as far as the spread tells"
     if longer.clear:
         time = f"{form.three_digits(longer.value)} times as long ({form.interval(longer.low, longer.high)})"
     return (
         f"\nBy formula weights, gradients and moments take {form.gib(state)} GiB, of which {gpus} GPUs can save "
         f"{form.gib((1 - 1 / gpus) * state)} GiB each, and DDP's own copy of the gradients {form.gib(copy)} GiB; the "
-        f"rest is activations and logits, which sharding leaves alone. Measured: {form.gib(saved)} GiB less, and a "
-        f"step {time}.\n"
+        f"rest is activations and logits, which sharding leaves alone. Measured: {less}a step "
+        f"{time}.\n"
     )
 
 
