@@ -124,9 +124,17 @@ several_gpus.show_series()
 # more than the step took, some of them ran at the same time: that is the overlap. And the time of an NCCL kernel
 # includes its wait for the slowest GPU, so a long one does not prove a slow link.
 #
-# The recorded sweep takes the exchange apart. Two programs side by side without DDP show what the slower of the GPUs
-# costs; DDP that sends nothing shows buckets and the cut graph; the rest is the exchange. *Exposed* is communication
-# during which no other kernel ran, from the timeline of rank 0; *first after* is when the first bucket was sent.
+# The recorded tables take the exchange apart.
+#
+# * A step of rank 0 on a line of time: *computing*, *exposed exchange* (communication while no other kernel ran) and
+#   *pauses* (no kernel at all) add up to the step. *By the link's rate* is what its bytes would need alone.
+# * The sweep changes one thing about the exchange in each row. *No clear difference*: the middle halves of the samples
+#   meet, or the interval of the ratio holds 1.
+# * The stages start from the same program on each GPU without DDP, which shows what a neighbour costs that is never
+#   waited for. DDP that sends nothing adds buckets and the cut graph. The rest is the exchange.
+#
+# Joules stand beside the times. Where cards run at their power limit, more work in a step slows the clocks, so that
+# even a hidden exchange lengthens the matmuls beside it, and an idle link is not the only place to look for time.
 
 # %%
 chapter.show_kernels()
@@ -188,21 +196,23 @@ several_gpus.show_model()
 # %% [markdown]
 # ## What we learned
 #
-# Scaling efficiency is the speed-up divided by the number of GPUs.
+# Scaling efficiency is the speed-up divided by the number of GPUs. What was reached, and with which recipe, stands
+# below; so does the stopwatch.
 #
 # * *2.95x on four cards, the rest is communication.* The factor is published (LLMs-from-scratch, four A100), not
 #   measured by us. Its stopwatch starts before an evaluation, every 10 steps on one GPU and every 5 on four. An
 #   interval is then `k x step + evaluation`, and the part that does not scale weighs twice as much on four GPUs. The
-#   tasks have the sum, and the table below puts the same steps under both stopwatches.
-# * *NVLink gives over 90 %.* The formula above needs only your link, your step and no harness. Then measure.
+#   tasks have the sum. The table below puts the same steps under both stopwatches, and says how much each loses.
+# * *NVLink gives over 90 %.* At a batch of its own for each GPU; look at *each keeps*, and at the row of one batch divided.
 # * *DDP reduces after the backward pass.* If nothing overlapped, the step would be longer than a single GPU's by the
-#   whole communication time. Both are in the tables.
+#   whole communication time. Both are in the tables, and *begins after* says when the first bucket left.
 # * *About 20 lines.* Count what is printed above that would not be there for one GPU.
 # * *"Expected to have finished reduction" comes from `torch.cat`.* It comes from weights that got no gradient in a
 #   step, for example behind a branch not taken: their bucket never fills.
 
 # %%
 chapter.show_lesson()
+several_gpus.show_lesson()
 several_gpus.show_stopwatch()
 
 # %% [markdown]

@@ -46,7 +46,7 @@ def test_every_experiment_judges_the_committed_records_and_none(claim: Claim) ->
     without = claim.judge([])
     assert "Measured" not in without.evidence
     if claim.evidence_kind == "experiments" and without.verdict != "not_decided":
-        assert without.evidence.startswith("By formula")
+        assert without.evidence.startswith(("By formula", "By arithmetic"))
     elif claim.evidence_kind in ("records", "experiments", "nothing yet"):
         assert without.verdict == "not_decided"
         assert without.needs
@@ -256,15 +256,6 @@ def test_a_busy_card_is_judged_by_what_it_does() -> None:
 
     assert judge("gpu_util_shows_saturation", at(1000.0)) == "refuted"
     assert judge("gpu_util_shows_saturation", at(150.0)) == "confirmed", "MFU above the bound"
-
-
-@pytest.mark.parametrize(("two_ms", "verdict"), [(100.0, "confirmed"), (160.0, "refuted")])
-def test_scaling_is_judged_by_the_row_of_one_gpu(two_ms: float, verdict: str) -> None:
-    rows = [
-        make_record(f"data_parallel_{gpus}", device="nvidia-h200-x2", step_ms=step_ms)
-        for gpus, step_ms in ((1, 98.0), (2, two_ms))
-    ]
-    assert judge("nvlink_over_90_percent", *rows) == verdict
 
 
 def climb(**step_ms: float) -> list[Record]:

@@ -150,7 +150,8 @@ FULL: dict[str, list[dict[str, Any]]] = {
     ],
     "accumulation": [micro_steps(1, 1e5), micro_steps(16, 1e5)],
     "loss_against_time": [
-        {"rung": rung, "learning_rate": 5e-4, "seconds": [0.0, 1.0, 2.0], "tokens": [0, 400_000, 800_000],
+        {"rung": rung, "rate_factor": 1.0, "learning_rate": 5e-4, "micro_batch": 8, "seconds": [0.0, 1.0, 2.0],
+         "tokens": [0, 400_000, 800_000],
          "validation_loss": losses}
         for rung, losses in (("padded_vocab", [10.8, 7.0, 6.0]), ("batch_size", [10.8, 9.0, 6.5]))
     ],
@@ -183,6 +184,25 @@ FULL: dict[str, list[dict[str, Any]]] = {
           for kind in ("plain", "sdpa_flash") for seed in range(3)),
         *({"what": "padding", "padded": padded, "true_losses": [9.0], "padded_ids": 47,
            "padded_probability": {"1": 9e-4}} for padded in ("counted", "left out", "counted, rows drawn")),
+    ],
+    "compile_modes": [
+        {"what": "warm", "compile_cache": "warm", "first_step_s": 3.0, "step_ms": [20.0]},
+        {"what": "recompile", "dynamic": "False", "batches": [8, 4], "graphs": [1, 2]},
+    ],
+    "precision_formats": [
+        {"what": "updates", "of": "all", "format": "bfloat16", "step": 101, "share_lost": 0.8},
+        {"what": "losses", "precision": "float32", "losses": [9.0, 8.0]},
+    ],
+    "data_parallel_sweep": [
+        {"key": key, "communication": {"timeline": {
+            "span_ms": 70.0, "communication_ms": 4.0, "exposed_ms": 1.0, "first_exchange_ms": 40.0}}}
+        for key in ("tuned", "whole_graph")
+    ],
+    "data_parallel_stopwatch": [
+        {"key": key, "gpus": gpus, "evaluate_every": every, "tokens_per_step": 1000 * gpus, "steps": 30,
+         "window_ms": 1800.0}
+        for gpus in (1, 4) for key, every in (("training_only", 0), ("evaluation_every_10", 10),
+                                              ("evaluation_every_5", 5), ("persistent_workers", 5))
     ],
     "attention_sweep": [
         *({"what": "causal", "kind": "sdpa_flash", "context": 1024, "causal": causal, "both_ms": [1.0]}

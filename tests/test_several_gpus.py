@@ -9,7 +9,7 @@ from test_notebook import Shown
 
 from speedlab import several_gpus
 from speedlab.folklore.source import code_lines, package_source
-from speedlab.publishing import scaling_words
+from speedlab.publishing import scaling_parts, scaling_words
 from speedlab.publishing.plotting import alt_text
 from speedlab.publishing.scaling_figures import model_figure
 from speedlab.records.experiment import Experiment, write_experiment
@@ -18,7 +18,8 @@ from speedlab.scaling_model import Link, Step, weak_efficiency
 from speedlab.scaling_plan import SERIES
 
 TIMELINE = {
-    "span_ms": 63.0, "communication_ms": 4.0, "exposed_ms": 1.25, "first_exchange_ms": 25.0, "optimizer_ms": 0.75,
+    "span_ms": 63.0, "compute_ms": 60.5, "communication_ms": 4.0, "exposed_ms": 1.25, "idle_ms": 1.25,
+    "first_exchange_ms": 25.0, "wait_ms": 0.0, "optimizer_ms": 0.75, "collectives": 5.0,
 }  # fmt: skip
 LINK = [{"bytes": 64 * 2**20, "ms": 0.3, "bus_bytes_per_s": 2.5e11}]
 COMMUNICATION = {
@@ -116,10 +117,11 @@ def test_with_records_the_same_calls_fill_their_tables(recorded, shown):
         call()
     text = shown.text
     assert "No machine" not in text and text.count("**Recorded** on") == len(CALLS)
-    assert "| Tied head, no dropout, autocast, 32 sequences a GPU | 2 | 1,008,246 | 65.0 | 1.85x | 92.3 % |" in text
-    assert "| 4.00 | 1.25 |" in text  # exchange, of it exposed
+    assert "| Tied head, no dropout, autocast, 32 sequences a GPU | 2 | 1,008,246 | 65.0 | 1.85x |" in text
+    # Step = computing + exposed + pauses; then the exchange in all, what of it is hidden, bytes and their time.
+    assert "| 63.0 | 60.5 | 1.25 | 1.25 | 4.00 | 68.8 % | 500 | 2.00 | 25.0 |" in text
     assert "250 GB/s at 64 MiB" in text
-    assert "| error: RuntimeError: a \\| b |" in text
+    assert "Not measured (error: RuntimeError: a | b): few." in text
 
 
 def test_the_way_from_one_gpu_to_two_adds_up(recorded, shown):
@@ -132,7 +134,7 @@ def test_the_way_from_one_gpu_to_two_adds_up(recorded, shown):
 
 def test_rows_of_a_sweep_stand_in_order_of_speed(recorded):
     titles = re.findall(
-        r"^\| title of (\w+)", scaling_words.sweep_table(experiment("data_parallel_sweep", SWEEP)), re.M
+        r"^\| title of (\w+)", scaling_parts.sweep_table(experiment("data_parallel_sweep", SWEEP)), re.M
     )
     assert titles == ["independent", "nothing_sent", "tuned", "defaults"]
 
@@ -149,7 +151,7 @@ def test_each_stopwatch_has_its_own_scaling_and_the_published_one_divides_unlike
 
 def test_the_model_is_fitted_to_what_is_recorded(recorded, shown):
     several_gpus.show_model()
-    assert "fitted to 2 measured points, with 5.00 ms a step" in shown.text
+    assert "fitted to 1 measured point of several GPUs, which it meets by construction, with 5.00 ms" in shown.text
     assert "One GPU takes 60.0 ms a step, 500 MB are averaged" in shown.text and "250 GB/s" in shown.text
 
 

@@ -90,7 +90,7 @@ class Variation:
 # Rows that take the exchange apart come first: each leaves out one more of its costs.
 SWEEP = (
     Variation(key="defaults", title="DDP as it comes"),
-    Variation(key="independent", title="two programs side by side, no DDP", change={"sharding": "independent"}),
+    Variation(key="independent", title="a program on each GPU, no DDP", change={"sharding": "independent"}),
     Variation(key="nothing_sent", title="DDP that sends nothing", change={"gradient_exchange": "off"}),
     Variation(key="tuned", title="buckets of 100 MiB, views, static graph", change=TUNED_EXCHANGE),
     Variation(

@@ -11,9 +11,11 @@ from itertools import groupby
 from statistics import median
 
 from speedlab.ladder import NINE_STEPS
+from speedlab.publishing import scaling_parts as parts
 from speedlab.publishing import scaling_words as words
 from speedlab.publishing.display import show_markdown, show_svg
 from speedlab.publishing.facts import device_title
+from speedlab.publishing.scaling_stopwatch import stopwatch_table
 from speedlab.records.experiment import Experiment, committed_experiments, read_experiments
 from speedlab.records.record import Record
 from speedlab.records.store import committed_root, read_records
@@ -39,9 +41,19 @@ def show_series() -> None:
     """Speed of one, two, four GPUs of one machine in one session, with what the exchange took."""
     found = recorded_series()
     for device, records in found.items():
-        show_markdown(f"**Recorded** on {device_title(device)}:\n\n{words.series_table(records)}")
+        pairs = words.fixed_pairs(records)
+        left = f"\nWhat is left to gain:\n\n{parts.what_is_left(pairs)}" if pairs else ""
+        show_markdown(f"**Recorded** on {device_title(device)}:\n\n{words.series_table(records)}{left}")
     if not found:
         show_markdown(_nothing("series,timelines"))
+
+
+def show_lesson() -> None:
+    """Which recipe keeps the asked share of one GPU's speed, in a sentence; nothing where nothing is recorded."""
+    for device, records in recorded_series().items():
+        pairs = words.fixed_pairs(records)
+        if pairs:
+            show_markdown(f"**Recorded** on {device_title(device)}: {parts.lesson_words(pairs)}")
 
 
 def show_exchange() -> None:
@@ -56,7 +68,7 @@ def show_sharding() -> None:
 
 def show_stopwatch() -> None:
     """The scaling that the published stopwatch shows, and ours."""
-    _show(STOPWATCH_NAME, "stopwatch", words.stopwatch_table)
+    _show(STOPWATCH_NAME, "stopwatch", stopwatch_table)
 
 
 def show_lines() -> None:
@@ -74,9 +86,12 @@ def show_model() -> None:
     strong = replace(step, compute_s=share * (step.compute_s - step.fixed_s) + step.fixed_s)
     shares = [(gpus, measured[0][1] / seconds) for gpus, seconds in measured]
     show_svg(model_figure(step, strong, {"link of one machine": link, "network": NETWORK}, shares))
+    points = len(measured) - 1
     fitted = (
-        f"fitted to {len(measured)} measured points, with {1e3 * step.drag_s:.2f} ms a step that it gives no cause for"
-        if len(measured) > 1
+        f"fitted to {points} measured point{'s' if points > 1 else ''} of several GPUs"
+        f"{', which it meets by construction' if points == 1 else ''}, with {1e3 * step.drag_s:.2f} ms a step that it "
+        "gives no cause for"
+        if points > 0
         else "fitted to no point of several GPUs yet: the link is half of its data sheet"
     )
     show_markdown(
@@ -84,7 +99,8 @@ def show_model() -> None:
         f"{step.gradient_bytes / 1e6:,.0f} MB are averaged, and at most {100 * step.hidden:.0f} % of a step can hide "
         f"that. The link carries {link.bytes_per_s / 1e9:,.0f} GB/s, the network {NETWORK.bytes_per_s / 1e9:,.0f} "
         f"GB/s for each GPU. On 512 GPUs over the network a step of the growing batch would take "
-        f"{1e3 * step_s(step, 512, NETWORK):.1f} ms."
+        f"{1e3 * step_s(step, 512, NETWORK):.1f} ms. It knows no slow GPU among the fast ones and "
+        "no network that others use."
     )
 
 
@@ -117,24 +133,28 @@ def _one_gpu() -> Step:
 
 
 def _exchange(experiment: Experiment) -> str:
+    """Timelines, the sweep, the link, and the stages between one GPU and several."""
     records = recorded_series().get(experiment.device, [])
     alone = [
         record
         for record in records
         if (record.ladder, record.rung, record.status) == (PLAIN_SERIES, "data_parallel_1", "measured")
+        and record.machine["machine_id"] == experiment.machine["machine_id"]
     ]
-    text = words.sweep_table(experiment) + "\n" + words.link_words(experiment) + "\n"
-    same = [record for record in alone if record.session == experiment.session]
-    return text + ("\n" + words.where_it_goes(same[0], experiment) if same else "")
+    stages = parts.where_it_goes(experiment, alone[0] if alone else None)
+    return (
+        f"{parts.timeline_table(words.timelines(records, experiment))}\n{parts.link_words(experiment)}\n\n"
+        f"{parts.sweep_table(experiment)}\n{stages}"
+    )
 
 
-def _show(name: str, parts: str, table: Callable[[Experiment], str]) -> None:
+def _show(name: str, asked: str, table: Callable[[Experiment], str]) -> None:
     experiments = read_experiments(committed_experiments(), name)
     for experiment in experiments:
         show_markdown(f"**Recorded** on {device_title(experiment.device)}:\n\n{table(experiment)}")
     if not experiments:
-        show_markdown(_nothing(parts))
+        show_markdown(_nothing(asked))
 
 
-def _nothing(parts: str) -> str:
-    return NOTHING_YET.format(command=f"`speedlab scaling --worlds 1,2 --parts {parts} --out DIR`")
+def _nothing(asked: str) -> str:
+    return NOTHING_YET.format(command=f"`speedlab scaling --worlds 1,2 --parts {asked} --out DIR`")

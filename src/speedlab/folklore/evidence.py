@@ -23,6 +23,13 @@ from speedlab.records.store import reading_order
 Answer = TypeVar("Answer")
 
 
+def one_session(measured: Record | Recorded) -> str:
+    """Where figures come from, and that it was one session of one machine: "in one session on 2 x H200 SXM"."""
+    gpu, gpus = measured.machine["gpu"], measured.machine["gpus"]
+    card = find_card(gpu) if gpu else None
+    return f"in one session on {f'{gpus} x ' if gpus > 1 else ''}{card.title if card else measured.device}"
+
+
 @dataclass(frozen=True)
 class Found:
     """The measured rungs of one device and ladder, that is, of one session."""
@@ -39,9 +46,7 @@ class Found:
     def where(self) -> str:
         """Opens a sentence of evidence: whose figures these are."""
         record = next(iter(self.records.values()))
-        card = find_card(record.machine["gpu"]) if record.machine["gpu"] else None
-        several = f"{record.machine['gpus']} x " if record.machine["gpus"] > 1 else ""
-        return f"Measured on {several}{card.title if card else record.device} (ladder {record.ladder}):"
+        return f"Measured {one_session(record)} (ladder {record.ladder}):"
 
     def speedup(self, before: str, after: str) -> stats.Ratio:
         """Tokens/s of one rung over those of another, with its interval, widened by what drifted."""
@@ -116,9 +121,7 @@ class Lab:
     @property
     def where(self) -> str:
         """Opens a sentence of evidence: whose figures these are."""
-        gpu = self.experiment.machine["gpu"]
-        card = find_card(gpu) if gpu else None
-        return f"Measured on {card.title if card else self.experiment.device} (experiment {self.experiment.name}):"
+        return f"Measured {one_session(self.experiment)} (experiment {self.experiment.name}):"
 
     def rows(self, **fields: Any) -> list[dict[str, Any]]:
         """Measured rows that have these values."""
@@ -160,10 +163,12 @@ def from_experiment(
 
 def with_sentences(
     *sentences: tuple[str, Callable[[Lab], str | None]],
+    answered: bool = False,
 ) -> Callable[[Experiment], Experiment]:
     """Put measured sentences behind the evidence of an experiment over records, of those labs that ran on a GPU.
 
-    sentences: (name of the experiment, what its rows say).
+    sentences: (name of the experiment, what its rows say). answered: together they are what a decided verdict `needs`,
+    which then says no more.
     """
 
     def decorate(function: Experiment) -> Experiment:
@@ -171,7 +176,9 @@ def with_sentences(
         def experiment(records: Sequence[Record], experiments: Sequence[Recorded]) -> Verdict:
             verdict = function(records)
             said = [_told(name, say, experiments) for name, say in sentences]
-            return replace(verdict, evidence=" ".join(filter(None, [verdict.evidence, *said])))
+            done = answered and all(said) and verdict.verdict != "not_decided"
+            evidence = " ".join(filter(None, [verdict.evidence, *said]))
+            return replace(verdict, evidence=evidence, needs=None if done else verdict.needs)
 
         return experiment
 

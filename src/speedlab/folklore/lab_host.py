@@ -9,7 +9,8 @@ from speedlab.publishing import formatting as form
 # A step that takes so much less is worth another process.
 WORTH_A_WORKER = 0.97
 GROWN_BYTES = 2**20
-BUSY = 90
+# A counter that says so many times the share of the card that works does not say how much of it works.
+FAR_ABOVE = 5
 
 
 @from_experiment("folklore_micro", needs="the format of each operation's answer under autocast on a GPU")
@@ -89,13 +90,17 @@ def worker_memory(lab: Lab) -> Verdict | None:
 def busy_counter(lab: Lab) -> Verdict | None:
     """Read the counter while a kernel adds one to one number, and while the baseline trains."""
     tiny, step = (lab.row(what="utilization", work=work) for work in ("one number", "baseline"))
-    if not tiny:
+    multiprocessors = lab.experiment.machine.get("multiprocessors")
+    if not tiny or not multiprocessors:
         return None
+    # One thread keeps one multiprocessor at most, even if it ran all the time.
+    used = 1 / multiprocessors
     other = f"; in training steps of the baseline {step['busy_percent']} %" if step else ""
     return Verdict(
-        verdict="refuted" if tiny["busy_percent"] >= BUSY else "confirmed",
+        verdict="refuted" if tiny["busy_percent"] / 100 > FAR_ABOVE * used else "confirmed",
         evidence=f"{lab.where} the counter says {tiny['busy_percent']} % while one thread adds one to one number, over "
-        f"and over{other}.",
+        f"and over, in one of {multiprocessors} multiprocessors, which is {form.percent(used)} of the card at most"
+        f"{other}. It counts the time in which any kernel runs; between such small kernels there are pauses.",
     )
 
 

@@ -159,11 +159,12 @@ def loss_in_chunks(lab: Lab) -> Verdict | None:
         )
     if not ratios:
         return None
-    text = f"{lab.where} {'; '.join(parts)}. {_logits()}"
+    text = f"{lab.where} {'; '.join(parts)}, by PyTorch's operations in each chunk. {_logits()}"
+    needs = "the same with the loss of a chunk in one kernel"
     faster = [ratio * FASTER > 1 for ratio in ratios]
     if all(faster) or not any(faster):
-        return Verdict(verdict="confirmed" if all(faster) else "refuted", evidence=text)
-    return Verdict(verdict="depends", on_what="the batch", evidence=text)
+        return Verdict(verdict="confirmed" if all(faster) else "refuted", evidence=text, needs=needs)
+    return Verdict(verdict="depends", on_what="the batch", evidence=text, needs=needs)
 
 
 def _groups_by_formula(records: Sequence[Record]) -> Verdict:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from speedlab.folklore.claim import Experiment, Verdict
 from speedlab.folklore.evidence import Lab, from_experiment, typical
 from speedlab.publishing import formatting as form
 
 # A gain that is larger by so much on the larger model has grown.
 GROWN = 1.05
+LAST_LOSSES = 20
+FORMATS = {"bfloat16_master": "bfloat16 with float32 masters"}
 
 
 def default_form(otherwise: Experiment) -> Experiment:
@@ -52,6 +56,20 @@ def gain_with_size(otherwise: Experiment) -> Experiment:
         return Verdict(verdict="refuted", evidence=f"{text.rstrip('.')}{share}.", needs=needs)
 
     return experiment
+
+
+def lost_updates(lab: Lab) -> str | None:
+    """The share of a training's updates that bfloat16 weights would not keep, and how three formats trained."""
+    row = lab.row(what="updates", of="all", format="bfloat16")
+    losses = {row["precision"]: row["losses"][-LAST_LOSSES:] for row in lab.rows(what="losses")}
+    if not row or not losses:
+        return None
+    trained = ", ".join(f"{FORMATS.get(name, name)} {fmean(last):.3f}" for name, last in losses.items())
+    return (
+        f"{lab.where} at update {row['step']} of a training, {form.percent(row['share_lost'])} of all weights would "
+        f"not move if they were kept in bfloat16. The mean of the last {LAST_LOSSES} losses until then, one run each: "
+        f"{trained}."
+    )
 
 
 def _gains(lab: Lab) -> dict[int, float]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speedlab.folklore import lab_optimizer
+from speedlab.folklore import lab_compile, lab_optimizer
 from speedlab.folklore.claim import Claim, Verdict
-from speedlab.folklore.evidence import Found, calls, from_records, kind_calls, kind_ms
+from speedlab.folklore.evidence import Found, calls, from_records, kind_calls, kind_ms, with_sentences
 from speedlab.folklore.formulas import parameter_tensors
 from speedlab.folklore.source import package_source, tensor_operations
 from speedlab.publishing import formatting as form
@@ -93,6 +93,7 @@ def gelu_operations(records: Sequence[Record]) -> Verdict:
     )
 
 
+@with_sentences(("compile_modes", lab_compile.warm_start), ("compile_modes", lab_compile.other_shapes), answered=True)
 @from_records("merged_qkv", "torch_compile", needs="rungs merged_qkv and torch_compile of ladder nine-steps")
 def break_even(found: Found) -> Verdict:
     """Divide the time to compile by the time that each step saves."""
@@ -112,6 +113,7 @@ def break_even(found: Found) -> Verdict:
     )  # fmt: skip
 
 
+@with_sentences(("compile_modes", lab_compile.warm_start), answered=True)
 @from_records("merged_qkv", "torch_compile", needs="rungs merged_qkv and torch_compile of ladder nine-steps")
 def first_step(found: Found) -> Verdict:
     """Divide the time to compile by a step without compiling."""
@@ -195,11 +197,12 @@ CLAIMS = (
         claim="PyTorch's GELU replaces 5 launches by 1.", expectation="More than 5: each operation is a launch.",
     ),
     Claim(
-        key="compile_free_lunch", group=15, evidence_kind="records", experiment=break_even,
+        key="compile_free_lunch", group=15, evidence_kind="experiments", experiment=break_even,
         claim="torch.compile is a free lunch.", expectation="It is paid for in advance; a short run never earns it.",
     ),
     Claim(
-        key="first_run_2_to_10x", group=15, evidence_kind="records", experiment=first_step, figures=("six_steps",),
+        key="first_run_2_to_10x", group=15, evidence_kind="experiments", experiment=first_step,
+        figures=("six_steps",),
         claim="The first run of a compiled model is 2-10x slower.", expectation="A hundred times and more.",
     ),
     Claim(

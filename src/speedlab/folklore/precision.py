@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from speedlab.cards import CARDS, find_card
-from speedlab.folklore import lab_host
+from speedlab.folklore import lab_host, lab_optimizer
 from speedlab.folklore.claim import Claim, Verdict
-from speedlab.folklore.evidence import Found, calls, find, from_records, kind_ms
+from speedlab.folklore.evidence import Found, calls, find, from_records, kind_ms, with_sentences
 from speedlab.folklore.formulas import lost_above, to_bfloat16, total_parameters
 from speedlab.memory_plan import plan_memory
 from speedlab.publishing import formatting as form
@@ -69,6 +69,7 @@ def stored_format(found: Found) -> Verdict:
     )
 
 
+@with_sentences(("precision_formats", lab_optimizer.lost_updates))
 def small_updates(records: Sequence[Record]) -> Verdict:
     """Add the learning rate, which is the size of an AdamW step, to a weight of one a thousand times in bfloat16."""
     rate, steps, weight = Recipe().learning_rate, 1000, 1.0
@@ -79,7 +80,7 @@ def small_updates(records: Sequence[Record]) -> Verdict:
         verdict="refuted" if moved < steps * rate / 2 else "confirmed",
         evidence=f"By arithmetic: {steps:,} additions of {rate:g} move a bfloat16 weight of 1 by {moved:g}, exact "
         f"arithmetic by {steps * rate:g}. Such an update is lost on every weight from {lost_above(rate):g} upwards.",
-        needs="loss curves over some hundred steps of pure bfloat16, autocast and bfloat16 with float32 master weights",
+        needs="loss curves over thousands of steps, several seeds each: bfloat16, autocast, and float32 master weights",
     )
 
 
@@ -204,7 +205,7 @@ CLAIMS = (
         expectation="No: weights, gradients and moments are bfloat16 too, and no float32 matmul is left for TF32.",
     ),
     Claim(
-        key="bfloat16_needs_no_care", group=3, evidence_kind="formula", experiment=small_updates,
+        key="bfloat16_needs_no_care", group=3, evidence_kind="experiments", experiment=small_updates,
         claim="bfloat16 has float32's range, so it needs no care.",
         expectation="With bfloat16 weights, AdamW's small updates are rounded away.",
     ),

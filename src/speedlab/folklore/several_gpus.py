@@ -4,34 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speedlab.folklore import lab_host
-from speedlab.folklore.claim import Claim, Verdict, pending
+from speedlab.folklore import lab_host, lab_several
+from speedlab.folklore.claim import Claim, Verdict
 from speedlab.folklore.source import code_lines, package_source
-from speedlab.publishing import formatting as form
-from speedlab.records.published import published_row
 from speedlab.records.record import Record
-from speedlab.records.rows import report_rows
 
 # What a program gains when it becomes one for several GPUs: start, device, wrapper, mean.
 DISTRIBUTED_SOURCES = ("training/distributed.py", "training/parallel.py", "training/launching.py")
 ABOUT_TWENTY = 30
-GOOD_SCALING = 0.9
-
-
-def scaling(records: Sequence[Record]) -> Verdict:
-    """Divide tokens/s of several GPUs by those of one in the same session, and by their number."""
-    rows = [row for row in report_rows(records) if row["scaling"] is not None and row["world_size"] > 1]
-    if not rows:
-        return Verdict(verdict="not_decided", needs="rung data_parallel on 1, 2 and 4 GPUs joined by NVLink")
-    most = max(rows, key=lambda row: row["world_size"])
-    rows = [row for row in rows if (row["device"], row["ladder"]) == (most["device"], most["ladder"])]
-    shares = {row["world_size"]: row["scaling"] / row["world_size"] for row in rows}
-    listed = ", ".join(f"{form.percent(share)} each on {gpus}" for gpus, share in sorted(shares.items()))
-    held = [share > GOOD_SCALING for share in shares.values()]
-    text = f"Measured on {rows[0]['gpu']}: {listed}."
-    if all(held) or not any(held):
-        return Verdict(verdict="confirmed" if all(held) else "refuted", evidence=text)
-    return Verdict(verdict="depends", on_what="the number of GPUs", evidence=text)
 
 
 def lines_of_code(records: Sequence[Record]) -> Verdict:
@@ -54,26 +34,20 @@ def rank_on_two_nodes(records: Sequence[Record]) -> Verdict:
     )
 
 
-def _published_scaling() -> str:
-    four, one = (published_row("nine-steps", rung) for rung in ("data_parallel", "batch_size"))
-    return f"Published, A100: {form.three_digits(four.tokens_per_s / one.tokens_per_s)}x on {four.gpus} cards."
-
-
 CLAIMS = (
     Claim(
-        key="four_cards_communication", group=28, evidence_kind="nothing yet", figures=("raschka",),
-        experiment=pending("the published harness and ours on four cards, with and without gradient exchange",
-                           _published_scaling),
+        key="four_cards_communication", group=28, evidence_kind="experiments", figures=("raschka",),
+        experiment=lab_several.price_of_communication,
         claim="2.95x on four cards is the price of communication.",
         expectation="Part of it is the harness: evaluation and loading are inside its window.",
     ),
     Claim(
-        key="nvlink_over_90_percent", group=28, evidence_kind="records", experiment=scaling,
+        key="nvlink_over_90_percent", group=28, evidence_kind="records", experiment=lab_several.scaling,
         claim="With NVLink, several cards keep over 90 % of their speed each.", expectation="Yes, at this batch.",
     ),
     Claim(
-        key="ddp_reduces_after_backward", group=28, evidence_kind="nothing yet",
-        experiment=pending("a timeline of two GPUs with the backward kernels and the reductions of the buckets"),
+        key="ddp_reduces_after_backward", group=28, evidence_kind="experiments",
+        experiment=lab_several.reduces_after_backward,
         claim="DDP reduces the gradients after the backward pass.",
         expectation="Buckets are reduced while it still runs.",
     ),

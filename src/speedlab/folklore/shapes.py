@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from speedlab.folklore import lab_steps
 from speedlab.folklore.claim import Claim, Verdict
-from speedlab.folklore.evidence import Found, calls, from_records, kind_ms, name_ms
+from speedlab.folklore.evidence import Found, calls, from_records, kind_ms, name_ms, with_sentences
 from speedlab.publishing import formatting as form
 from speedlab.recipe import Recipe
 from speedlab.records.published import load, published_row
@@ -93,6 +93,7 @@ def alignment_gain(found: Found) -> Verdict:
     return Verdict(verdict="depends", on_what="card and starting point: the accounts disagree", evidence=text)
 
 
+@with_sentences(("loss_against_time", lab_steps.batches_to_a_loss), answered=True)
 @from_records("padded_vocab", "batch_size", needs="rungs padded_vocab and batch_size of ladder nine-steps")
 def correctness(found: Found) -> Verdict:
     """Compare updates per token, and read the contract's verdict of the rung that changes the batch."""
@@ -142,7 +143,7 @@ CLAIMS = (
         expectation="The published accounts alone spread wider than that.",
     ),
     Claim(
-        key="steps_cost_no_correctness", group=19, evidence_kind="records", experiment=correctness,
+        key="steps_cost_no_correctness", group=19, evidence_kind="experiments", experiment=correctness,
         claim="These steps cost nothing in correctness.",
         expectation="A larger batch makes fewer updates per token: another training.",
     ),

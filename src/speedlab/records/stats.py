@@ -108,14 +108,18 @@ def speedup(before: Record, after: Record, *, drift: float = 0.0) -> Ratio | Non
     clear when it exceeds the spread, that is, when the quartile ranges do not meet, and when the bootstrap interval,
     widened by the drift, excludes 1.
     """
-    one, two = tokens_per_s(before), tokens_per_s(after)
-    if one is None or two is None:
+    if not before.step_ms or not after.step_ms or before.tokens_per_step is None or after.tokens_per_step is None:
         return None
-    work = after.tokens_per_step / before.tokens_per_step
-    low, high = (work * bound for bound in ratio_interval(before.step_ms, after.step_ms))
-    apart = two.q1 > one.q3 or two.q3 < one.q1
+    return times_faster(before.step_ms, after.step_ms, work=after.tokens_per_step / before.tokens_per_step, drift=drift)
+
+
+def times_faster(before: Sequence[float], after: Sequence[float], *, work: float = 1.0, drift: float = 0.0) -> Ratio:
+    """The same of two rows of samples, times of steps of which the second does `work` times as much."""
+    one, two = quartiles(before), quartiles(after)
+    low, high = (work * bound for bound in ratio_interval(before, after))
+    apart = work * one.q1 > two.q3 or work * one.q3 < two.q1
     return Ratio(
-        value=two.median / one.median,
+        value=work * one.median / two.median,
         low=low,
         high=high,
         clear=apart and not low * (1 - drift) <= 1 <= high * (1 + drift),
