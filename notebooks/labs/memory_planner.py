@@ -83,16 +83,19 @@ for rung in ("baseline", "merged_qkv"):
 
 # %%
 lab.run("memory_planner")
-lab.show_table("memory_planner", memory_words.COLUMNS)
+lab.show_words("memory_planner", memory_words.accuracy_words)
+lab.show_figure("memory_planner", memory_words.planned_against_measured)
 
 # %% [markdown]
+# A ring that surrounds its dot is a good prediction. Where they part, something lives that the formulas do not know.
+#
 # ## What ran
 #
-# A ring that surrounds its dot is a good prediction. Where they part, something lives that the formulas do not know.
+# The numbers behind the figure, the largest error first, and the answer to the guess.
 
 # %%
-lab.show_figure("memory_planner", memory_words.planned_against_measured)
-lab.show_words("memory_planner", memory_words.accuracy_words)
+lab.show_words("memory_planner", memory_words.share_words)
+lab.show_tables("memory_planner", memory_words.accuracy_table)
 
 # %% [markdown]
 # ## Same training?

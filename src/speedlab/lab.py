@@ -75,7 +75,7 @@ class Lab:
                 show_markdown(f"{label}:\n\n{rows_table(rows, columns)}")
 
     def show_tables(self, name: str, make: Callable[[Experiment], list[Table]]) -> None:
-        """`make(experiment)`, tables that gather rows, each under its title, for each device. Empty ones are left out."""
+        """`make(experiment)`, tables that gather rows, each under its title, for each device; empty ones left out."""
         for label, experiment in self.sets(name):
             for table in make(experiment):
                 if table.cells:

@@ -63,7 +63,9 @@ def checkpointing_table(experiment: Experiment) -> list[Table]:
         name = f"{'eager' if mode == 'off' else 'compiled'}, {batch} x {context:,}"
         columns += [f"{name}: time", "memory"]
         if plain := found.get(((mode, batch, context), "off")):
-            notes.append(f"plain step {name}: {step_cell(plain)} ms, {held_cell(plain)} GiB held by tensors at the peak")
+            notes.append(
+                f"plain step {name}: {step_cell(plain)} ms, {held_cell(plain)} GiB held by tensors at the peak"
+            )
     cells = []
     for way in dict.fromkeys(row["way"] for row in variants if row["way"] != "off"):
         line = [way.replace("_", " ")]

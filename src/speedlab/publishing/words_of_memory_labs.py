@@ -111,12 +111,14 @@ def _groups(variants: list[Row]) -> str:
     if first is None:
         return ""
     same = [row for row in variants if row["way"].startswith("groups_of_") or row["way"] == "every_block"]
-    same = [row for row in same if all(row[name] == first[name] for name in ("compile", "micro_batch", "context_length"))]
+    same = [
+        row for row in same if all(row[name] == first[name] for name in ("compile", "micro_batch", "context_length"))
+    ]
     least, most = (pick(same, key=lambda row: row["peak_allocated_bytes"]) for pick in (min, max))
     name = {row["way"]: row["way"].replace("_", " ") for row in same}
     return (
-        f" Among the sizes of group {name[least['way']]} holds least, {held_cell(least)} GiB, and {name[most['way']]} most, "
-        f"{held_cell(most)}."
+        f" Among the sizes of group {name[least['way']]} holds least, {held_cell(least)} GiB, and "
+        f"{name[most['way']]} most, {held_cell(most)}."
     )
 
 
@@ -216,8 +218,8 @@ def _floor(line: dict[int, Row]) -> str:
     if one < 0.8 * two:
         return ""
     return (
-        f" A part of {small} takes {form.three_digits(one)} ms and one of {2 * small} {form.three_digits(two)}: half the "
-        "work takes no less time, so it is not the GPU that sets the pace there."
+        f" A part of {small} takes {form.three_digits(one)} ms and one of {2 * small} {form.three_digits(two)}: half "
+        "the work takes hardly less time, so it is not the GPU that sets the pace there."
     )
 
 
