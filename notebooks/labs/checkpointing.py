@@ -112,8 +112,8 @@ lab.show_words("together_hf", words.enable_sentence)
 
 # %% [markdown]
 # Along one step, memory rises with every block forward and falls with every block backward. Checkpointed, it rises by
-# one tensor per block, and each block backward shows a peak of its own. What remains at the turn is the head: its
-# logits and their gradient, which no checkpointing of blocks touches.
+# one tensor per block, and each block backward brings back what one block keeps. What remains at the turn is the head:
+# its logits and their gradient, which no checkpointing of blocks touches.
 
 # %%
 lab.show_figure("checkpointing", figures.memory_along_a_step)

@@ -79,7 +79,8 @@ def parts_tables(experiment: Experiment) -> list[Table]:
     parts = sorted({part for one in sums for part in one} - {REST}, key=lambda part: -sums[0].get(part, 0.0))
     cells = [
         (part, *(f"{one.get(part, 0.0):.2f}" for one in sums),
-         f"{sums[0].get(part, 0.0) - sums[-1].get(part, 0.0):+.2f}", f"{fewest[part]:.2f}" if part in fewest else NOTHING)
+         f"{sums[0].get(part, 0.0) - sums[-1].get(part, 0.0):+.2f}",
+         f"{fewest[part]:.2f}" if part in fewest else NOTHING)
         for part in (*parts, REST)
     ]  # fmt: skip
     cells.append(("all kernels", *(f"{row['busy_ms']:.1f}" for row in rows),

@@ -127,7 +127,7 @@ def card_table(recipes: dict[str, Recipe]) -> Table:
         ]
         cells.append((card.title, f"{card.memory_gib:,.0f}", *answers))
     return Table(
-        title="Largest micro-batch",
+        title="The largest micro-batch on each card",
         columns=("card", "GiB", *recipes),
         cells=tuple(cells),
         numbers=frozenset({"GiB"}),
@@ -155,7 +155,7 @@ def paper_table(*, micro_batch: int = 1, context_length: int = 4096) -> Table:
             )  # fmt: skip
     names = ("billion weights", "state GB", "activations GB", "with checkpointing GB", "logits GB", "all GB")
     return Table(
-        title="On paper",
+        title="LLaMA-like models on paper",
         columns=("shape", *names),
         cells=tuple(cells),
         numbers=frozenset(names),
@@ -176,8 +176,9 @@ def accelerate_table(recipes: dict[str, Recipe], predicted: dict[str, int]) -> T
         )
         for name, recipe in recipes.items()
     )
-    columns = ("recipe", "weights x 4 or x 2 (accelerate's formula) GiB", "our plan GiB")
-    return Table(title="Beside accelerate", columns=columns, cells=cells, numbers=frozenset(columns[1:]))
+    columns = ("recipe", "accelerate's formula, GiB", "our plan, GiB")
+    title = "The peak of a step: accelerate's rule beside our plan"
+    return Table(title=title, columns=columns, cells=cells, numbers=frozenset(columns[1:]))
 
 
 def _accelerate_format(recipe: Recipe) -> str:

@@ -26,11 +26,11 @@ def pipeline_table(experiment: Experiment) -> list[Table]:
          form.three_digits(row.get("load_ms")))
         for row in (*resident, *rows)
     ]  # fmt: skip
-    numbers = ("workers", "ms per step", "95 %", "longer", "device waits", "ms of a load")
+    numbers = ("workers", "ms", "95 %", "longer", "waits", "load, ms")
     notes = (
-        "mean steps, since workers deliver in bursts; 95 %: interval of the mean, as if steps were independent; "
+        "ms: mean steps, since workers deliver in bursts; 95 %: interval of the mean, as if steps were independent; "
         f"longer: than with the batch on the device, “{words.UNCLEAR}” where the intervals meet",
-        "ms of a load: of one that nothing hides",
+        "waits: share of the time in which the device waits for its batch; load: of one that nothing hides",
     )
     return [_table("How the ids come to the device", ("ids", "workers", "carried"), numbers, cells, *notes)]
 

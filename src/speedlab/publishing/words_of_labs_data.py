@@ -31,7 +31,7 @@ def thousand_tokens(row: Row) -> str:
 
 
 def source(row: Row) -> str:
-    return str(row["source"]).replace("_", " ")
+    return str(row["source"]).replace("memory_mapped", "mapped file").replace("_", " ")
 
 
 def carried(row: Row) -> str:
