@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from speedlab.device import capabilities
 from speedlab.errors import NotAvailable
 from speedlab.labs import data_feeds, shapes_of_text
 from speedlab.labs import data_pipeline as lab
+from speedlab.labs.data_pipeline import drained_after
 from speedlab.labs.registry import EXPERIMENTS
 from speedlab.ladder import NINE_STEPS
 from speedlab.measuring.variant import Plan
@@ -117,6 +119,15 @@ def test_a_worker_holds_as_many_batches_ready_as_asked(prefetch: int) -> None:
         next(stream)
         # Asked for and not handed out yet, in PyTorch's own books.
         assert stream._batches._tasks_outstanding == prefetch
+
+
+@pytest.mark.parametrize(("ahead", "slowness"), [(8, 0.5), (8, 1.0), (8, 1.5), (8, 2.0), (2, 3.0), (0, 2.0)])
+def test_batches_loaded_ahead_are_used_up_before_the_clock_starts(ahead: int, slowness: float) -> None:
+    """Played through: each step takes one batch, and 1 / slowness of a new one has come until the next."""
+    ready, steps, comes = Fraction(ahead), 0, 1 / Fraction(slowness)
+    while slowness > 1 and ready > 0:
+        ready, steps = ready - 1 + comes, steps + 1
+    assert drained_after(ahead, slowness) == (steps if slowness > 1 else ahead)
 
 
 def test_shapes_of_text_count_what_is_trained_and_not_the_padding(bench: Workbench) -> None:

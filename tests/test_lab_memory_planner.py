@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 from records_helper import MACHINE_H200
 
 from speedlab.device import Capabilities
-from speedlab.lab import rows_table
 from speedlab.labs import memory_planner
 from speedlab.labs.registry import get_entry
 from speedlab.ladder import NINE_STEPS
@@ -111,9 +111,9 @@ def experiment(*factors: float) -> Experiment:
 
 def test_table_figure_and_words_say_the_error() -> None:
     made = experiment(1.0, 1.25, 0.98)
-    table = rows_table(made.rows, memory_words.COLUMNS)
-    assert "| 0.0 % |" in table and "| \N{MINUS SIGN}20.0 % |" in table and "| +2.0 % |" in table
-    assert table.splitlines()[-1].endswith("out of memory: it needs more memory |")
+    (table,) = memory_words.accuracy_table(made)
+    assert [line[3] for line in table.cells] == ["\N{MINUS SIGN}20.0 %", "+2.0 %", "0.0 %"], "the largest error first"
+    assert table.notes == ("no measured peak of too large: it needs more memory",)
     figure = memory_words.planned_against_measured(made)
     drawn = [text.get_text() for text in figure.axes[0].texts]
     assert drawn == ["0.0 %", "\N{MINUS SIGN}20.0 %", "+2.0 %"]
@@ -122,6 +122,20 @@ def test_table_figure_and_words_say_the_error() -> None:
     words = memory_words.accuracy_words(made)
     assert words.startswith("3 recipes, each over 3 whole optimizer steps")
     assert f"\N{MINUS SIGN}20.0 % ({names[1]})" in words and "100.0 % at most" in words
+    parts = made.rows[0]["predicted_parts"]
+    share = 100 * (parts["weights"] + parts["gradients"] + parts["optimizer"]) / sum(parts.values())
+    assert f"Weights and moments are {share:.1f} % of it" in memory_words.share_words(made, names[0])
+    assert memory_words.share_words(made, "none") == "The recipe none was not measured."
+
+
+def test_where_nothing_has_a_peak_the_predictions_stand_with_one_reason() -> None:
+    rows = [
+        {"name": str(number), "predicted_allocated_bytes": 2**30, "peak_at": "loss", "status": "not_applicable",
+         "reason": "no peak here"} for number in range(4)
+    ]  # fmt: skip
+    (table,) = memory_words.accuracy_table(replace(experiment(1.0), rows=rows))
+    assert [line[1] for line in table.cells] == ["1.00"] * 4
+    assert table.notes == ("no measured peak of 4 recipes: no peak here",)
 
 
 def test_tables_by_formula() -> None:

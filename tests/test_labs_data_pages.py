@@ -12,6 +12,7 @@ from records_helper import MACHINE_CPU, MACHINE_H200
 from speedlab import lab
 from speedlab.labs.together import PLAIN
 from speedlab.publishing import figures_of_labs_data as figures
+from speedlab.publishing import tables_of_labs_data as tables
 from speedlab.publishing import words_of_labs_data as words
 from speedlab.publishing.execute import read_source
 from speedlab.publishing.plotting import alt_text, svg_text
@@ -40,6 +41,7 @@ def shaped(name: str, share: float, ms: float) -> dict[str, Any]:
 
 def lever(what: str, variant: str, ms: float, held: float, planned: float, **more: Any) -> dict[str, Any]:
     return {"what": what, "variant": variant, "step_ms": [ms] * 3, "tokens_per_step": 8192, "starved_share": 0.01,
+            "context_length": 4096, "predicted_needed_bytes": int(1.2 * planned * GIB),
             "losses": [10.5, 10.25], "micro_batch": 2, "accumulation": 1, "peak_allocated_bytes": int(held * GIB),
             "peak_reserved_bytes": int(1.1 * held * GIB), "predicted_peak_bytes": int(planned * GIB),
             "predicted_fits": None} | more  # fmt: skip
@@ -141,6 +143,8 @@ def test_a_page_fills_itself_from_records(stem: str, shown: list[str], tmp_path:
     text = "\n".join(shown)
     assert "Nothing recorded yet" not in text and "**H200 SXM.**" in text and "| --- |" in text
     assert "no row of this experiment" not in text and words.NOTHING_TO_SAY not in text
+    titles = [piece.partition(".**")[0].removeprefix("**") for piece in shown if "\n\n| " in piece]
+    assert len(titles) >= 2 and len(set(titles)) == len(titles), "each table has a title of its own"
 
 
 DRAWN = [
@@ -172,18 +176,19 @@ def test_a_toy_without_counted_memory_is_drawn(shown: list[str]) -> None:
 
 
 SAID = [
-    ("data_pipeline", words.pipeline_words, "on the device a step takes 18.0 ms, of which the host needs 6.00"),
+    ("data_pipeline", words.pipeline_words, "on the device a step takes 18.0 ms, and the host needs 6.00"),
     ("data_pipeline", words.pipeline_words, "slowest 27.0 (tokenised online, no worker, pinned non"),
+    ("data_pipeline", words.pipeline_words, "0 of them cannot be told from no loading at all"),
     ("data_pipeline", words.knee_words, "no worker from 2.00 steps of delay on, with 4 workers from 8.00"),
     ("data_pipeline", words.knee_words, "off by 11.1 % at most (measured longer)"),
-    ("data_pipeline", words.prefetch_words, "1 ahead: 24.0 ms (predicted: at most 25.5); 8 ahead: 18.0 ms"),
+    ("data_pipeline", words.prefetch_words, "1 ahead: 24.0 ms (24.0–24.0; predicted: at most 25.5)"),  # noqa: RUF001
     ("shapes_of_text", words.padding_words, "90.0 % of all positions are padding, and packing trains on 8.00x"),
     ("shapes_of_text", words.padding_words, "takes positions for tokens would see 0.80x"),
-    ("together", words.together_words, "FlashAttention 2.00x the speed, 20.0 % of the memory"),
+    ("together", words.together_words, "FlashAttention 2.00x the speed in 20.0 % of the memory"),
     ("together", words.plan_words, "off by 10.0 % at most. Of 4 runs on emulated cards"),
     ("together", words.plan_words, "said 4 rightly. Everything that was predicted to fit did."),
     ("together", words.budget_words, "on 24 GB (emulated) FlashAttention, 1 x 2 is the fastest that fits, 54.6"),
-    ("together_hf", words.other_models_words, "GPT-2: all 4.00x; Llama: all 4.00x"),
+    ("together_hf", words.other_models_words, "GPT-2 is fastest with all, 4.00x its baseline; Llama is"),
 ]  # fmt: skip
 
 
@@ -195,6 +200,56 @@ def test_sentences_follow_the_rows(name: str, say, says: str) -> None:
 @pytest.mark.parametrize(("name", "say"), dict.fromkeys((name, say) for name, say, _ in SAID))
 def test_sentences_without_rows_say_that_there_are_none(name: str, say) -> None:
     assert say(made(name, rows=[])) == words.NOTHING_TO_SAY
+
+
+def test_what_the_spread_covers_is_not_called_longer() -> None:
+    noisy = fed("pipeline", 19.0, 0.1, source="memory_mapped", workers=1, carried="pinned") | {
+        "step_ms": [17.0, 21.0, 18.0, 20.0]
+    }
+    found = made("data_pipeline", rows=[*ROWS["data_pipeline"][:2], noisy])
+    (table,) = tables.pipeline_table(found)
+    assert [line[5] for line in table.cells] == ["\N{EN DASH}", "+2.8 %", words.UNCLEAR]
+    assert "1 of them cannot be told from no loading at all" in words.pipeline_words(found)
+
+
+def test_lengths_that_are_new_are_told_from_padding() -> None:
+    rows = [row | {"step_ms": [10.0] * 9 + [90.0]} if row["shaping"] == "dynamic" else row
+            for row in ROWS["shapes_of_text"]]  # fmt: skip
+    said = words.padding_words(made("shapes_of_text", rows=rows))
+    assert "1 of 10 steps took more than three times the median and 50.0 % of the time" in said
+    assert tables.shaping_table(made("shapes_of_text", rows=rows))[0].cells[1][-2:] == ("1", "10")
+    twice = [row | {"first_pass_ms": [30.0] * 4} for row in ROWS["shapes_of_text"]]
+    assert "takes 3.00x the time of a second one" in words.padding_words(made("shapes_of_text", rows=twice))
+
+
+def test_tables_put_what_is_compared_side_by_side() -> None:
+    fast, said = tables.budget_tables(made("together"))
+    assert fast.columns == ("variant", "24 GB, 2 x 1", "24 GB, 1 x 2", "16 GB, 2 x 1")
+    assert fast.cells == (("FlashAttention", "out of memory", "54.6", "\N{EN DASH}"),
+                          ("all three", "51.2", "\N{EN DASH}", "48.2"))  # fmt: skip
+    assert said.cells[0][1:3] == ("31.2", "18.0, fits"), "the need with its reserve, and whether it was said to fit"
+    (levers,) = tables.levers_table(made("together"))
+    assert levers.cells[1][:4] == ("FlashAttention", "81.9", "2.00x", "16.0")
+    assert levers.cells[1][-3:] == ("10.5000", "10.2500", "\N{EN DASH}")
+    (others,) = tables.other_models_table(made("together_hf"))
+    assert [line[:3] for line in others.cells] == [("baseline", "27.3", "1.00x"), ("all", "109", "4.00x")]
+    assert [table.title for table in tables.path_tables(made("together"))] == ["The path for a card of 24 GB, by plan"]
+    assert [line[-1] for line in tables.path_tables(made("together"))[0].cells] == ["no", "yes"]
+
+
+def test_a_plan_that_was_wrong_is_marked() -> None:
+    broken = failed(lever("budget", "all three", 1.0, 1.0, 14.0, budget_gib=24, predicted_fits=True))
+    _, said = tables.budget_tables(made("together", rows=[broken]))
+    assert said.cells == (("all three", "16.8, fits (wrong)"),)
+
+
+@pytest.mark.parametrize(("name", "make"), [
+    ("data_pipeline", tables.pipeline_table), ("data_pipeline", tables.slow_table),
+    ("shapes_of_text", tables.shaping_table), ("together", tables.path_tables), ("together", tables.levers_table),
+    ("together", tables.budget_tables), ("together_hf", tables.other_models_table),
+])  # fmt: skip
+def test_tables_without_rows_have_no_lines(name: str, make) -> None:
+    assert not any(table.cells for table in make(made(name, rows=[])))
 
 
 def test_a_promise_that_was_broken_is_named() -> None:

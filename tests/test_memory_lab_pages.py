@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from records_helper import MACHINE_CPU, MACHINE_H200
 
 from speedlab import lab
 from speedlab.publishing import figures_of_memory_labs as figures
+from speedlab.publishing import tables_of_memory_labs as tables
 from speedlab.publishing import words_of_memory_labs as words
 from speedlab.publishing.execute import read_source
+from speedlab.publishing.lab_rows import apart, quartiles
 from speedlab.publishing.plotting import alt_text, svg_text
 from speedlab.records.experiment import Experiment, write_experiment
 from speedlab.repository import colab_url
@@ -20,7 +23,7 @@ from speedlab.repository import colab_url
 LABS = Path(__file__).resolve().parents[1] / "notebooks" / "labs"
 STEMS = ("accumulation", "batch_probe", "checkpointing")
 NAMES = {"accumulation": ["accumulation"], "batch_probe": ["batch_probe"],
-         "checkpointing": ["checkpointing", "memory_limits"]}  # fmt: skip
+         "checkpointing": ["checkpointing", "memory_limits", "together_hf"]}  # fmt: skip
 HEADINGS = [
     "What changes", "Why it should be faster", "The change", "Measured", "What ran", "Same training?", "On other cards",
     "What we learned", "Try it yourself",
@@ -46,7 +49,7 @@ def made_up(name: str, gib: float | None = 4.0) -> list[dict[str, Any]]:
             timed("batch", 40.0, 32_768, gib, micro_batch=32, compile="default"),
             *(timed("grid", ms, 16_384, gib, context_length=16_384 // size, micro_batch=size)
               for size, ms in ((64, 40.0), (16, 42.0), (4, 50.0))),
-            {**found, "kind": "largest", "card": "16 GB", "compile": "off", "largest": 24},
+            {**found, "kind": "largest", "card": "16 GB", "compile": "off", "largest": 24, "micro_batch": 24},
             failed,
         ],
         "checkpointing": [
@@ -61,18 +64,23 @@ def made_up(name: str, gib: float | None = 4.0) -> list[dict[str, Any]]:
             {"kind": "timeline", "way": "off", "status": "unavailable", "reason": "a CPU does not count"},
         ],
         "memory_limits": [
+            {**found, "kind": "largest", "way": "off", "card": "16 GB", "largest": 24},
             {**found, "kind": "largest", "way": "every_block", "card": "16 GB", "largest": 96},
             {**found, "kind": "longest", "way": "off", "card": "16 GB", "longest": 16_384},
             *(timed("fill", 2.5 * size, 1024 * size, gib and gib * size / 8, micro_batch=size, card="16 GB",
                     limit_bytes=15 * GIB) for size in (6, 18, 20, 24)),
             failed,
         ],
+        "together_hf": [
+            timed("hf", ms, 8192, gib and gib * share, model="GPT-2", variant=variant, transformers="5.17.0")
+            for variant, ms, share in (("baseline", 30.0, 1), ("gradient checkpointing", 39.0, 0.5))
+        ],
         "accumulation": [
-            *(timed("micro_steps", 30 * k, 8192 * k, gib, accumulation=k, update_ms=[3.0, 3.1], compile=mode)
-              for mode in ("off", "default") for k in (1, 2, 4)),
+            *(timed("micro_steps", 30 * k, 8192 * k, gib and gib + (k > 1) / 4, accumulation=k, update_ms=[3.0, 3.1],
+                    compile=mode, precision="bfloat16") for mode in ("off", "default") for k in (1, 2, 4)),
             *(timed("split", 100 + k, 32_768, gib and gib / k, accumulation=k, micro_batch=32 // k, total_batch=32,
                     update_ms=[3.0]) for k in (1, 2, 4)),
-            timed("extra", 33.0, 8192, gib, name="clipped", accumulation=4, gradient_clip=1.0, precision="bfloat16"),
+            timed("extra", 150.0, 32_768, gib, name="clipped", accumulation=4, gradient_clip=1.0, precision="bfloat16"),
             {"kind": "gradients", "precision": "float32", "status": "measured", "reason": None,
              "relative_error": 1.5e-7},
         ],
@@ -170,16 +178,103 @@ def test_other_settings_of_checkpointing_have_figures_of_their_own() -> None:
 
 
 def test_sentences_follow_the_rows() -> None:
-    assert words.batch_sentence(experiment("batch_probe")).startswith("Without the compiler, 8 sequences reach 95 %")
-    assert "1.30x the time, 50.0 % of the peak" in words.checkpointing_sentence(experiment("checkpointing"))
+    batch = words.batch_sentence(experiment("batch_probe"))
+    assert batch.startswith("Without the compiler, 8 sequences reach 95 %")
+    assert "gains: eager 0.0 % against 31, which the spread of the steps covers and 0.0 % against 33" in batch
+    assert "4 x 4,096 run at 0.80x the speed of 64 x 256" in words.grid_sentence(experiment("batch_probe"))
+    said = words.checkpointing_sentence(experiment("checkpointing"))
+    assert "1.30x the time for 50.0 % of the memory (eager, 8 x 1,024); 1.30x" in said and "covers" not in said
+    limits = words.limits_sentence(experiment("memory_limits"))
+    assert limits == "Checkpointing every block fits on 16 GB (emulated) 96 sequences instead of 24."
     fill = words.fill_sentence(experiment("memory_limits"))
-    assert "88.0 % and gave 100.0 % of the best" in fill and "between 65 and 85 % reserved" in fill
-    assert "4 micro-batches of 8 instead of 1 make 1.00x" in words.accumulation_sentence(experiment("accumulation"))
-    assert "32 sequences in 4 parts run at 0.97x" in words.accumulation_sentence(experiment("accumulation"))
+    assert "88.0 % and gave 100.0 % of the best" in fill and "73.3 % reserved gave 100.0 %" in fill
+    said = words.accumulation_sentence(experiment("accumulation"))
+    assert "An update is 10.2 % of a step of 8 sequences; 4 such parts for each update run at 1.00x its speed" in said
+    assert "which the spread of the steps covers, and hold 0.25 GiB more" in said
+    assert "Against 32 sequences in one piece: 4 x 8 gives 97.1 % of the speed in 25.0 % of the memory." in said
+    assert "A part of" not in said, "half the work takes half the time"
+    clipped = words.clipping_sentence(experiment("accumulation"))
+    assert clipped.startswith("Clipping adds 30.0 ms to an update of 4 parts, once and not for each part.")
+    assert "GPT-2 takes 1.30x the time for 50.0 % of the memory" in words.enable_sentence(experiment("together_hf"))
+
+
+def test_groups_are_compared_within_one_setting() -> None:
+    rows = [
+        timed("variant", ms, 8192, gib, way=way, context_length=context) for way, ms, gib, context in
+        (("off", 30, 4.0, 1024), ("every_block", 39, 2.0, 1024), ("groups_of_6", 39, 1.5, 1024),
+         ("groups_of_12", 39, 3.0, 1024), ("every_block", 39, 9.0, 4096))
+    ]  # fmt: skip
+    said = words.checkpointing_sentence(replace(experiment("checkpointing"), rows=rows))
+    assert "groups of 6 holds least, 1.50 GiB, and groups of 12 most, 3.00." in said
+
+
+def test_parts_that_are_too_small_for_the_card_are_named() -> None:
+    rows = made_up("accumulation")
+    slow = [timed("split", ms, 32_768, 1.0, accumulation=k, micro_batch=32 // k, total_batch=32, update_ms=[3.0])
+            for k, ms in ((1, 100.0), (4, 104.0), (8, 200.0))]  # fmt: skip
+    said = words.accumulation_sentence(
+        replace(experiment("accumulation"), rows=[row for row in rows if row["kind"] != "split"] + slow)
+    )
+    assert "4 x 8 gives 96.2 %" in said and "8 x 4 gives 50.0 % of the speed" in said
+    assert "A part of 4 takes 25.0 ms and one of 8 26.0" in said
+
+
+@pytest.mark.parametrize("say", [words.batch_sentence, words.grid_sentence, words.checkpointing_sentence,
+                                 words.limits_sentence, words.fill_sentence, words.accumulation_sentence,
+                                 words.clipping_sentence, words.enable_sentence])  # fmt: skip
+def test_sentences_without_rows_say_so(say: Any) -> None:
+    assert say(replace(experiment("accumulation"), rows=[])) == words.NOTHING_TO_SAY
+
+
+def test_tables_put_what_is_compared_side_by_side() -> None:
+    (found,) = tables.checkpointing_table(experiment("checkpointing"))
+    assert found.columns[1:3] == ("eager, 8 x 1,024: time", "memory") and len(found.columns) == 7
+    assert found.cells[0] == ("every block", "1.30x", "50.0 %", "1.30x", "50.0 %", "1.30x", "50.0 %")
+    parts, pieces = tables.accumulation_tables(experiment("accumulation"))
+    assert parts.cells[1][:2] == ("2", "273") and parts.cells[1][-2:] == ("5.1 %", "4.25")
+    assert pieces.cells[-1][:4] == ("4 x 8", "104", "315", "97.1 %")
+    (extras,) = tables.accumulation_extras(experiment("accumulation"))
+    assert [line[0] for line in extras.cells] == ["plain", "clipped"] and extras.title.endswith(
+        "4 parts of 8 sequences"
+    )
+    (gradients,) = tables.gradient_table(experiment("accumulation"))
+    assert gradients.cells == (("float32", "1.5e-07", "6.0e-08"),)
+    (limits,) = tables.limits_table(experiment("memory_limits"))
+    assert limits.cells == (("off", "24", "16,384"), ("every block", "96", "\N{EN DASH}"))
+    (fill,) = tables.fill_table(experiment("memory_limits"))
+    assert fill.cells[0][:2] == ("6", "22.0 %") and fill.notes[0].startswith("in 0 of 4 rows")
+    (batches,) = tables.batch_tables(experiment("batch_probe"))
+    assert [line[0] for line in batches.cells] == ["8", "16", "31", "32", "33"]
+    assert batches.cells[3][1] == "512" and batches.cells[3][3] == "819" and batches.cells[0][3] == "\N{EN DASH}"
+    grid, largest = tables.grid_and_limits(experiment("batch_probe"))
+    assert grid.cells[0] == ("64 x 256", "410", "100.0 %", "4.00") and largest.cells[0][:2] == ("16 GB, emulated", "24")
+    (runs,) = tables.runs_table(experiment("checkpointing"))
+    assert runs.cells == (("off", "\N{EN DASH}", "\N{EN DASH}", "0"),)
+
+
+def test_a_time_that_the_spread_covers_is_marked() -> None:
+    rows = [timed("variant", ms, 8192, 4.0, way=way) for way, ms in (("off", 30.0), ("every_block", 30.2))]
+    (found,) = tables.checkpointing_table(replace(experiment("checkpointing"), rows=rows))
+    assert found.cells[0][1] == "~ 1.01x"
+
+
+@pytest.mark.parametrize("make", [tables.accumulation_tables, tables.accumulation_extras, tables.gradient_table,
+                                  tables.checkpointing_table, tables.runs_table, tables.limits_table,
+                                  tables.fill_table, tables.batch_tables, tables.grid_and_limits])  # fmt: skip
+def test_tables_without_rows_have_no_lines(make: Any) -> None:
+    assert not any(table.cells for table in make(replace(experiment("accumulation"), rows=[])))
+
+
+def test_quartiles_tell_samples_apart_per_token() -> None:
+    one = {"step_ms": [10.0, 10.0, 11.0, 12.0, 12.0], "tokens_per_step": 100}
+    assert quartiles(one) == (10.0, 12.0)
+    assert not apart(one, {"step_ms": [24.0] * 3, "tokens_per_step": 200}), "twice the tokens in twice the time"
+    assert apart(one, {"step_ms": [25.0] * 3, "tokens_per_step": 200})
+    assert quartiles({"step_ms": [7.0], "tokens_per_step": 1}) == (7.0, 7.0)
 
 
 def test_cells_are_empty_where_a_row_has_no_such_value() -> None:
     row = {"kind": "gradients", "relative_error": 1.5e-7}
-    assert words.error_cell(row) == "1.5e-07" and words.step_cell(row) == words.held_cell(row) == "–"  # noqa: RUF001
-    assert words.of_kind("split", "total_batch")(row) == words.found_cell(row) == "–"  # noqa: RUF001
+    assert words.error_cell(row) == "1.5e-07" and words.step_cell(row) == words.held_cell(row) == "\N{EN DASH}"
+    assert words.found_cell(row) == "\N{EN DASH}"
     assert words.found_cell({"largest": 1024, "bounded": True}) == "1,024 (bound)"

@@ -6,6 +6,7 @@ from test_device import A100, CPU, H200, T4, gpu
 
 from speedlab.beyond import BEYOND
 from speedlab.errors import BadInput
+from speedlab.memory_plan import not_modelled
 from speedlab.presets import PRESETS, memory_bytes, preset, preset_for
 from speedlab.recipe import Recipe, changes
 
@@ -60,6 +61,11 @@ def test_the_estimate_grows_with_what_is_kept():
     assert memory_bytes(base.but(precision="bfloat16_autocast")) > memory_bytes(base)
     # 65,536 tokens: about 20 GiB of activations, 6 of logits and 2 of weights.
     assert 25 * GIB < memory_bytes(base) < 35 * GIB
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_memory_plan_does_not_model_the_presets_which_is_why_they_are_counted(name):
+    assert "loss" in not_modelled(preset(name)), "it does now: let `presets.memory_bytes` ask the plan"
 
 
 def test_the_recipe_of_this_machine_has_a_short_name():

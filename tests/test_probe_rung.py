@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from speedlab import cli, memory_fit
+from speedlab.errors import BadInput
 from speedlab.measuring import probe_rung as rung_module
 from speedlab.measuring.batch_probe import Probe, Try
 from speedlab.memory_plan import plan_memory
@@ -28,6 +29,27 @@ def test_a_compiled_rung_begins_where_the_uncompiled_one_ended(monkeypatch: pyte
     rung_module.probe_rung("nine-steps", "baseline", profile="smoke")
     cap = rung_module.MOST_COMPILED_TRIES
     assert asked == [("off", None, None), ("default", 5, cap), ("default", 7, cap), ("off", None, None)]
+
+
+def test_a_compiled_search_says_first_what_it_costs_and_can_be_had_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def fake(recipe, *arguments, at_most, guess, most_tries, listener):
+        events.append(f"search {recipe.compile}")
+        tried = Try(micro_batch=5, fits=True, seconds=1.0)
+        return Probe(largest=5, bounded=False, limit_bytes=None, emulated=False, tries=[tried])
+
+    monkeypatch.setattr(rung_module, "probe_micro_batch", fake)
+    rung_module.probe_rung("nine-steps", "torch_compile", profile="smoke", guess=7, warn=events.append)
+    assert events == [rung_module.COMPILED_NOTE, "search default"] and "--compile off" in events[0]
+    events.clear()
+    found = rung_module.probe_rung(
+        "nine-steps", "torch_compile", profile="smoke", compile_mode="off", warn=events.append
+    )
+    assert events == ["search off"] and found.recipe.compile == "off"
+    assert "compile off instead of default" in found.sentence()
+    with pytest.raises(BadInput, match="off"):
+        rung_module.probe_rung("nine-steps", "torch_compile", profile="smoke", compile_mode="sometimes")
 
 
 def planned_guesses(monkeypatch: pytest.MonkeyPatch, rung: str, **options: Any) -> tuple[list[int | None], Recipe]:

@@ -32,6 +32,7 @@ source: str = "auto"  # measure here, show the recorded numbers only, or auto
 from speedlab.lab import Lab
 from speedlab.labs.steps import EAGER
 from speedlab.publishing import figures_of_memory_labs as figures
+from speedlab.publishing import tables_of_memory_labs as tables
 from speedlab.publishing import words_of_memory_labs as words
 from speedlab.recipe import one_line_diff
 from speedlab.training import optimizer
@@ -67,35 +68,30 @@ lab.show_code(TrainingStep.__call__, TrainingStep.update, optimizer.clip_gradien
 # %% [markdown]
 # ## Measured
 #
-# The same micro-batch with more and more parts for each update:
+# First the same micro-batch with more and more parts for each update, then the same update in one piece or in parts:
+# what does each split cost in speed, and save in memory?
 
 # %%
 lab.run("accumulation")
-lab.show_figure("accumulation", figures.speed_over_micro_steps)
 lab.show_words("accumulation", words.accumulation_sentence)
+lab.show_figure("accumulation", figures.speed_over_micro_steps)
+lab.show_tables("accumulation", tables.accumulation_tables)
 
 # %% [markdown]
-# The same batch in one piece, in two, in four: what does each split cost in speed, and save in memory?
-
-# %%
-lab.show_table("accumulation", {
-    "sequences": words.of_kind("split", "total_batch"), "K": "accumulation", "micro-batch": "micro_batch",
-    "compile": "compile", "k tokens/s": words.speed_cell, "ms per step": words.step_cell,
-    "update alone, ms": words.update_cell, "GiB held": words.held_cell, "GiB reserved": words.reserved_cell,
-})
-
-# %% [markdown]
+# Memory grows once, from K = 1 to K = 2, by one set of gradients, and never again. Time for each part stays what it was,
+# until parts become so small that the host needs longer to queue one than the GPU to run it. From there on the update
+# pays for each part, whatever its size.
+#
 # ## What ran
 #
 # The number of parts is no part of the model: one compiled graph serves every K, which is why all rows of the compiled
 # line above come from one compilation. What the update costs by itself is timed on the gradients that the last step
-# left behind. The extra rows add clipping, and the scaler of float16, which looks for overflow once per update.
+# left behind. Two more steps add clipping, and the scaler of float16, which looks for overflow once per update. That one
+# runs autocast on float32 weights, another recipe altogether: compare it with nothing but itself.
 
 # %%
-lab.show_table("accumulation", {
-    "extra": words.of_kind("extra", "name"), "K": "accumulation", "precision": "precision", "clip": "gradient_clip",
-    "k tokens/s": words.speed_cell, "GiB held": words.held_cell,
-})
+lab.show_tables("accumulation", tables.accumulation_extras)
+lab.show_words("accumulation", words.clipping_sentence)
 
 # %% [markdown]
 # ## Same training?
@@ -108,27 +104,22 @@ lab.show_table("accumulation", {
 # have to be weighted by its tokens.
 
 # %%
-lab.show_table("accumulation", {
-    "gradients of": words.of_kind("gradients", "precision"), "relative error": words.error_cell,
-})
+lab.show_tables("accumulation", tables.gradient_table)
 
 # %% [markdown]
 # ## On other cards
 #
-# A small card gets any batch this way, at the speed of the micro-batch that fits; the batch lab finds that one. On
-# several GPUs there is one more reason: only the last part has to exchange gradients (`no_sync` around the others,
-# forward pass included), which chapter 10 shows.
-
-# %%
-lab.show_words("accumulation", words.accumulation_sentence)
-
-# %% [markdown]
+# A small card gets any batch this way, at the speed of the micro-batch that fits; [The largest batch](batch_probe)
+# finds that one. So take the largest micro-batch that fits, and as few parts as the batch that you want allows. A slower
+# card is kept busy by smaller parts than the one that measured here. On several GPUs there is one more reason: only the
+# last part has to exchange gradients (`no_sync` around the others, forward pass included), which chapter 10 shows.
+#
 # ## What we learned
 #
 # * *Accumulation makes training faster.* By the update's share and no more; against a large batch that fits it is
 #   slower.
-# * *Accumulation needs no more memory.* It keeps a set of gradients alive during the forward passes. Compare K = 1 with
-#   K = 2 above.
+# * *Accumulation needs no more memory.* It keeps a set of gradients alive during the forward passes, which is little
+#   beside the activations that it saves. Compare K = 1 with K = 2 above.
 # * *The order does not matter.* Divide by K, add up, unscale, clip, update: any other order is another training.
 
 # %%

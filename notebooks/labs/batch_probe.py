@@ -36,6 +36,7 @@ from speedlab.labs import emulated_cards
 from speedlab.labs.steps import EAGER, TOP
 from speedlab.measuring import batch_probe
 from speedlab.publishing import figures_of_memory_labs as figures
+from speedlab.publishing import tables_of_memory_labs as tables
 from speedlab.publishing import words_of_memory_labs as words
 from speedlab.recipe import one_line_diff
 
@@ -75,35 +76,28 @@ lab.show_code(batch_probe.largest_that_fits, batch_probe.probe_micro_batch, (emu
 
 # %%
 lab.run("batch_probe")
-lab.show_figure("batch_probe", figures.throughput_over_batch)
 lab.show_words("batch_probe", words.batch_sentence)
+lab.show_figure("batch_probe", figures.throughput_over_batch)
 
 # %% [markdown]
-# The same number of tokens in every step, cut into short or long sequences:
+# The same number of tokens in every step, cut into short or long sequences, and the limits of three cards as
+# `speedlab probe-batch` finds them. That search starts from a straight line through the peaks measured above and then
+# tries; the number beside each card is one that passed.
 
 # %%
-lab.show_figure("batch_probe", figures.batch_against_context)
-
-# %% [markdown]
-# And the limits, as `speedlab probe-batch` finds them. The search starts from a straight line through the peaks
-# measured above and then tries; the number beside each card is one that passed.
-
-# %%
-lab.show_figure("batch_probe", figures.largest_batches)
+lab.show_words("batch_probe", words.grid_sentence)
+lab.show_tables("batch_probe", tables.grid_and_limits)
 
 # %% [markdown]
 # ## What ran
 #
-# Every row of the experiment. `retries` counts how often the allocator had to hand its unused blocks back to the
-# driver before it found room: each time costs milliseconds and waits for the GPU, so a full card can be a slow one. A
-# CPU counts no memory, so those cells stay empty there.
+# The numbers behind the first figure. The middle half of the steps says how sure a speed is: two batches whose ranges
+# meet are equally fast, as far as anybody can tell. When the allocator has to hand unused blocks back to the driver
+# before it finds room, that costs milliseconds and waits for the GPU, so a full card can be a slow one; the note says
+# how often it happened. A CPU counts no memory, so those cells stay empty there.
 
 # %%
-lab.show_table("batch_probe", {
-    "kind": "kind", "batch": "micro_batch", "context": "context_length", "compile": "compile", "card": "card",
-    "found": words.found_cell, "ms per step": words.step_cell, "k tokens/s": words.speed_cell,
-    "GiB held": words.held_cell, "GiB reserved": words.reserved_cell, "retries": "allocation_retries",
-})
+lab.show_tables("batch_probe", tables.batch_tables)
 
 # %% [markdown]
 # ## Same training?
@@ -120,9 +114,9 @@ lab.show_table("batch_probe", {
 # hold beside it is not counted, and speed stays that of the real card.
 
 # %%
-from speedlab.measuring.probe_rung import probe_rung
-
 if source != "recorded":
+    from speedlab.measuring.probe_rung import probe_rung
+
     found = probe_rung("nine-steps", "flash_attention", at_most=4, profile=profile)
     print(found.sentence())
 
@@ -133,11 +127,9 @@ if source != "recorded":
 # * *A longer context and a larger batch come to the same.* In tokens yes, in arithmetic no: see the second figure.
 # * *It fitted in the first step, so it fits.* The first step of AdamW allocates the moments after the activations are
 #   gone; the second needs both at once.
-
-# %%
-lab.show_words("batch_probe", words.batch_sentence)
-
-# %% [markdown]
+# * For your card: probe once, then take the smallest batch that is as fast as the largest one. What it leaves free
+#   costs no speed, and keeps a step with longer texts or an evaluation from running out of memory.
+#
 # ## Try it yourself
 #
 # * No GPU: `largest_that_fits(lambda n: n <= 24, at_most=1000)` with a `print` in the function. How many tries does a

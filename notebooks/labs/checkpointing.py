@@ -33,6 +33,7 @@ source: str = "auto"  # measure here, show the recorded numbers only, or auto
 from speedlab.lab import Lab
 from speedlab.labs import checkpointing as experiment
 from speedlab.publishing import figures_of_memory_labs as figures
+from speedlab.publishing import tables_of_memory_labs as tables
 from speedlab.publishing import words_of_memory_labs as words
 from speedlab.recipe import CHOICES
 from speedlab.training import checkpointing
@@ -48,10 +49,11 @@ print("checkpointing:", ", ".join(CHOICES["checkpointing"]))
 # less where attention's backward pass, head and optimizer, which are not repeated, take their share.
 #
 # What does it save? A block with fused attention keeps about fifteen tensors of the full width (inputs of both norms,
-# queries, keys, values, attention's output, and four widths before and after GELU). Checkpointed, it keeps one. While
-# a group of blocks is recomputed, all its activations exist again, so that *larger groups do not save more*: with
-# twelve blocks, groups of `g` keep `12 / g` inputs and at the worst moment `g` blocks' worth of activations. That is
-# least for small groups. Neither do they cost less: every block runs again exactly once, whatever the group.
+# queries, keys, values, attention's output, and four widths before and after GELU). Checkpointed, it keeps one. With
+# twelve blocks, groups of `g` keep `12 / g` inputs. While a group is recomputed, all activations of its `g` blocks exist
+# again, but at another moment than the logits. As long as they take less than the logits did, the peak stays at the loss
+# and larger groups hold a little less; a group of all blocks brings everything back at once. So *larger groups save
+# little more*, and at last nothing. Nor do they cost less: every block runs again exactly once, whatever the group.
 #
 # The **selective** policy keeps what is dear to make, the outputs of matmuls and of the attention kernel, and makes the
 # cheap rest again: norms, GELU, additions, dropout. *Leave out the LayerNorm because it is small* has it backwards. A
@@ -60,6 +62,9 @@ print("checkpointing:", ", ".join(CHOICES["checkpointing"]))
 #
 # **Offloading** moves the same bytes over the bus twice instead. A PCIe link of 25 to 50 GB/s needs longer for a tensor
 # than the card needs to compute most of them again.
+#
+# All of this counts the work of the GPU. Where the host sets the pace, as with few tokens in a step and no compiler, a
+# step grows by the time that it takes to *queue* the repeated work, which can be far more.
 #
 # ## The change
 #
@@ -82,8 +87,8 @@ lab.show_code(
 #   and keep everything of the other six, so that they save less than half.
 # * `checkpoint_wrapper` from `torch.distributed` is our `every_block` with a module around each block, which changes the
 #   names of all weights inside; it strips them again when a state is saved.
-# * `gradient_checkpointing_enable()` of Hugging Face's transformers (not measured: the library is no part of this set-up)
-#   calls `checkpoint` around each block too. It defaulted to the **reentrant** form, explicitly since
+# * `gradient_checkpointing_enable()` of Hugging Face's transformers calls `checkpoint` around each block too; it is
+#   measured on that library's own models below. It defaulted to the **reentrant** form, explicitly since
 #   [pull request 28538](https://github.com/huggingface/transformers/pull/28538), and changed to the non-reentrant one
 #   with [pull request 43203](https://github.com/huggingface/transformers/pull/43203). So it does what the row `reentrant`
 #   or the row `every_block` does, depending on its version.
@@ -94,23 +99,21 @@ lab.show_code(experiment.by_segments, experiment.by_wrapper, experiment.reentran
 # %% [markdown]
 # ## Measured
 #
-# Time on the left, memory on the right, without the compiler, then at four times the context (and a quarter of the
-# sequences), then compiled. The compiler decides for itself what is cheap to make again, even where nothing is
+# Time on the left, memory on the right, without the compiler. The table adds four times the context (and a quarter of
+# the sequences), and the compiler. That one decides for itself what is cheap to make again, even where nothing is
 # checkpointed: compare its plain step with the eager one before comparing ways.
 
 # %%
 lab.run("checkpointing")
-lab.show_figure("checkpointing", figures.checkpointing_ways)
 lab.show_words("checkpointing", words.checkpointing_sentence)
-
-# %%
-lab.show_figure("checkpointing", lambda found: figures.checkpointing_ways(found, long=True))
-lab.show_figure("checkpointing", lambda found: figures.checkpointing_ways(found, compiled=True))
+lab.show_figure("checkpointing", figures.checkpointing_ways)
+lab.show_tables("checkpointing", tables.checkpointing_table)
+lab.show_words("together_hf", words.enable_sentence)
 
 # %% [markdown]
 # Along one step, memory rises with every block forward and falls with every block backward. Checkpointed, it rises by
-# one tensor per block, and each block backward shows a peak of its own. What remains at the turn is the head: its
-# logits and their gradient, which no checkpointing of blocks touches.
+# one tensor per block, and each block backward brings back what one block keeps. What remains at the turn is the head:
+# its logits and their gradient, which no checkpointing of blocks touches.
 
 # %%
 lab.show_figure("checkpointing", figures.memory_along_a_step)
@@ -121,9 +124,10 @@ lab.show_figure("checkpointing", figures.memory_along_a_step)
 
 # %%
 lab.run("memory_limits")
-lab.show_figure("memory_limits", figures.largest_batches)
-lab.show_figure("memory_limits", figures.throughput_over_fill)
+lab.show_words("memory_limits", words.limits_sentence)
+lab.show_tables("memory_limits", tables.limits_table)
 lab.show_words("memory_limits", words.fill_sentence)
+lab.show_figure("memory_limits", figures.throughput_over_fill)
 
 # %% [markdown]
 # ## What ran
@@ -133,39 +137,37 @@ lab.show_words("memory_limits", words.fill_sentence)
 # takes the dear results from its store. A test counts its kernels instead.)
 
 # %%
-lab.show_table("checkpointing", {
-    "kind": "kind", "way": "way", "compile": "compile", "batch": "micro_batch", "context": "context_length",
-    "attention runs": "attention_runs", "feed-forward runs": "feed_forward_runs", "ms per step": words.step_cell,
-    "GiB held": words.held_cell, "GiB reserved": words.reserved_cell, "gradient error": words.error_cell,
-})
+lab.show_tables("checkpointing", tables.runs_table)
 
 # %% [markdown]
 # ## Same training?
 #
 # Yes, and exactly: the second run repeats the first. Tests compare every gradient bit for bit on a CPU, with dropout,
-# under autocast, with the scaler of float16, and one compiled. On a GPU the rows *gradients* of the table above give
-# the difference from a plain step with dropout at work; the plain step against itself shows what atomic additions alone
-# leave open.
+# under autocast, with the scaler of float16, and one compiled. On a GPU the last column of the table above gives the
+# difference from a plain step with dropout at work, relative to the size of the gradients; the plain step against
+# itself shows what a repetition alone changes. Kernels that add in no fixed order leave a little. Another dropout mask
+# would be no little difference, but another gradient: the first exercise shows it.
 #
 # ## On other cards
 #
-# What fits where, found by whole training steps. The cards are emulated by limiting the allocator: memory is theirs,
-# speed is that of the card that measured.
+# The limits above were found by whole training steps. The cards are emulated by limiting the allocator: memory is
+# theirs, speed is that of the card that measured. How full may a card be? As full as it goes, while the allocator finds
+# room without handing blocks back. What counts is the speed, which levels off long before the card is full:
 
 # %%
-lab.show_table("memory_limits", {
-    "kind": "kind", "way": "way", "card": "card", "batch": "micro_batch", "found": words.found_cell,
-    "k tokens/s": words.speed_cell, "GiB reserved": words.reserved_cell, "retries": "allocation_retries",
-})
+lab.show_tables("memory_limits", tables.fill_table)
 
 # %% [markdown]
 # ## What we learned
 #
-# * *Checkpointing costs 30 %.* A third is the arithmetic of the blocks; look at eager and compiled above.
+# * *Checkpointing costs 30 %.* A third at most is the arithmetic of the blocks, where the GPU sets the pace; look at
+#   eager and compiled above.
 # * *Per layer is slow, use larger blocks.* The runs are counted: the same number for every size of group.
-# * *Fewer checkpoints save more memory.* Compare `groups of 12` with `every block`.
+# * *Fewer checkpoints save more memory.* A little, while the peak is at the loss; compare `every block`, `groups of 6`
+#   and `groups of 12`.
 # * *Non-reentrant checkpointing needs more memory* ([one report](https://github.com/axolotl-ai-cloud/axolotl/pull/1167)).
 #   Both forms stand in the first figure.
+# * *Aim at 70 to 80 % of the card.* The last figure says what that gives up, or gains.
 # * It is a lever of memory. If the batch fits already, leave it off.
 #
 # ## Try it yourself

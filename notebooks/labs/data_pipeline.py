@@ -36,6 +36,7 @@ from speedlab.labs import data_feeds
 from speedlab.labs import data_pipeline as experiment
 from speedlab.measuring import starvation
 from speedlab.publishing import figures_of_labs_data as figures
+from speedlab.publishing import tables_of_labs_data as tables
 from speedlab.publishing import words_of_labs_data as words
 
 lab = Lab("data_pipeline", profile=profile, steps=steps, source=source)
@@ -83,20 +84,16 @@ lab.show_code((stream, "HOST_MEMORY"), double_buffer.CudaCopies, data_feeds.mapp
 
 # %%
 lab.show_code(starvation.MarkedBatches)
-lab.show_table(
-    "data_pipeline",
-    {"ids": words.source, "workers": "workers", "carried": words.carried, "ms/step": words.mean_ms,
-     "device waits": words.percent("starved_share"), "ms of a load that nothing hides": words.number("load_ms")},
-    where={"what": "pipeline"},
-)
 lab.show_words("data_pipeline", words.pipeline_words)
+lab.show_tables("data_pipeline", tables.pipeline_table)
 
 # %% [markdown]
 # Now the loader is slowed on purpose. The dashed lines were drawn before: they are the prediction from above.
 
 # %%
-lab.show_figure("data_pipeline", figures.knee)
 lab.show_words("data_pipeline", words.knee_words)
+lab.show_figure("data_pipeline", figures.knee)
+lab.show_tables("data_pipeline", tables.slow_table)
 
 # %% [markdown]
 # And text of many lengths. A batch needs one shape, so that texts are padded, or joined end to end and cut. Padding is
@@ -105,24 +102,20 @@ lab.show_words("data_pipeline", words.knee_words)
 
 # %%
 lab.run("shapes_of_text")
-lab.show_figure("shapes_of_text", figures.padding)
 lab.show_words("shapes_of_text", words.padding_words)
+lab.show_figure("shapes_of_text", figures.padding)
+lab.show_tables("shapes_of_text", tables.shaping_table)
 
 # %% [markdown]
 # ## What ran
 #
 # The same steps on the device's own timeline. A starved GPU is not slower in what it does: it stands still in between.
-# The counter of `nvidia-smi`, which asks whether any kernel ran lately, hardly shows it.
+# The utilisation of `nvidia-smi` is the share of time in which any kernel ran. It falls too, but it does not say for what
+# the device waited; the marks do.
 
 # %%
 lab.show_figure("data_pipeline", figures.starvation_timeline)
 lab.show_words("data_pipeline", words.prefetch_words)
-lab.show_table(
-    "data_pipeline",
-    {"workers": "workers", "ms of delay": words.number("delay_ms"), "ms/step": words.mean_ms,
-     "predicted": words.number("predicted_step_ms"), "device waits": words.percent("starved_share")},
-    where={"what": "slow"},
-)
 
 # %% [markdown]
 # ## Same training?
@@ -137,9 +130,10 @@ lab.show_code(shaping.padded, shaping.packed)
 # %% [markdown]
 # ## On other cards
 #
-# A slower card hides a slower loader. What counts is `load_ms` against the step: below half a step no worker is needed,
-# above it `load_ms / step_ms` of them, rounded up. Machines with few cores for each GPU, as clouds lend them, come to
-# the knee first. On Windows and macOS each worker is started anew and reads the data set again.
+# A slower card hides a slower loader. No worker is needed while what the host needs to load a batch and then to queue a
+# step stays below the step of the GPU; above it take `load_ms / step_ms` workers, rounded up. Where queuing alone takes
+# as long as the step, each millisecond of loading counts, and one worker is the cure. Machines with few cores for each
+# GPU, as clouds lend them, come to the knee first. On Windows and macOS each worker is started anew and reads the data set again.
 #
 # **DALI and its like** move decoding, cropping and resampling to the GPU.
 # [NVIDIA's own description](https://github.com/NVIDIA/DALI) names images, video and audio, whose samples cost a core
@@ -154,10 +148,10 @@ lab.show_code(shaping.padded, shaping.packed)
 #
 # * *Use as many workers as cores less one, or two for each GPU.* Look at the table: it is the cost of a batch that
 #   decides. With ids in a mapped file there is hardly any.
-# * *More workers always help.* A worker hands its batch over through shared memory, which costs more than slicing an
-#   array does.
+# * *More workers always help.* They help a loader that is slower than the step. A worker hands its batch over through
+#   shared memory, which is no gain where the batch is a slice of an array: compare the rows with none, one and many.
 # * *Raise `prefetch_factor`.* It bridges hiccups. A loader that is too slow on the average stays too slow.
-# * *Pinned memory is mandatory.* Compare the rows by how a batch is carried.
+# * *Pinned memory is mandatory.* Compare the rows by how a batch is carried, and believe the ones that are clear.
 #
 # ## Try it yourself
 #

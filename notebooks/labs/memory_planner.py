@@ -38,6 +38,7 @@ from speedlab.labs import memory_planner
 from speedlab.ladder import NINE_STEPS
 from speedlab.publishing import memory_words
 from speedlab.publishing.memory_report import memory_report
+from speedlab.publishing.tables import render_tables
 
 lab = Lab("memory_planner", profile=profile, steps=steps, source=source)
 lab.show_code((memory_planner, "RECIPES"))
@@ -83,16 +84,19 @@ for rung in ("baseline", "merged_qkv"):
 
 # %%
 lab.run("memory_planner")
-lab.show_table("memory_planner", memory_words.COLUMNS)
+lab.show_words("memory_planner", memory_words.accuracy_words)
+lab.show_figure("memory_planner", memory_words.planned_against_measured)
 
 # %% [markdown]
+# A ring that surrounds its dot is a good prediction. Where they part, something lives that the formulas do not know.
+#
 # ## What ran
 #
-# A ring that surrounds its dot is a good prediction. Where they part, something lives that the formulas do not know.
+# The numbers behind the figure, the largest error first, and the answer to the guess.
 
 # %%
-lab.show_figure("memory_planner", memory_words.planned_against_measured)
-lab.show_words("memory_planner", memory_words.accuracy_words)
+lab.show_words("memory_planner", memory_words.share_words)
+lab.show_tables("memory_planner", memory_words.accuracy_table)
 
 # %% [markdown]
 # ## Same training?
@@ -106,19 +110,22 @@ lab.show_words("memory_planner", memory_words.accuracy_words)
 # both by formula:
 
 # %%
-rungs = {rung: NINE_STEPS.recipe_at(rung) for rung in ("baseline", "bfloat16", "merged_qkv", "batch_size")}
-peaks = {name: memory_plan.plan_memory(recipe).peak_allocated_bytes for name, recipe in rungs.items()}
-Markdown(memory_words.accelerate_table(rungs, peaks).markdown())
+shown = ("baseline", "bfloat16", "flash_attention", "batch_size")
+rungs = {NINE_STEPS.rung(key).title: NINE_STEPS.recipe_at(key) for key in shown}
+plans = {title: memory_plan.plan_memory(recipe) for title, recipe in rungs.items()}
+peaks = {title: plan.peak_allocated_bytes for title, plan in plans.items()}
+Markdown(render_tables([memory_words.accelerate_table(rungs, peaks)], "markdown"))
 
 # %% [markdown]
 # ## On other cards
 #
 # By formula, for every card that the package knows. The reserve is a choice: a share for blocks that the allocator
-# cannot fill, no smaller than that of any record, and one GiB for CUDA itself. A card whose driver reports less than
-# its data sheet says has less.
+# cannot fill, no smaller than that of any rung of the ladders, and one GiB for CUDA itself. Some recipes above reserved
+# more, on a card that was nearly empty: the allocator gives unused blocks back only when room gets short. A card whose
+# driver reports less than its data sheet says has less.
 
 # %%
-Markdown(memory_words.card_table(rungs).markdown())
+Markdown(render_tables([memory_words.card_table(rungs)], "markdown"))
 
 # %% [markdown]
 # ## What we learned
@@ -126,13 +133,15 @@ Markdown(memory_words.card_table(rungs).markdown())
 # * *A 7B model in 16 bits has 14 GB of moments and 7 GB of gradients.* AdamW has two moments. Two bytes each for seven
 #   billion weights: 28 GB of moments, 14 of gradients, 14 of weights, together 56 GB before the first activation. With
 #   float32 masters and moments it is 16 bytes a weight, 112 GB, the same as all in float32: mixed precision saves
-#   activations and time, not state.
+#   activations and time, not state. The table has the 6.74 billion that LLaMA-7B really has.
 # * *A LLaMA-like model needs a formula of its own.* A small one: SwiGLU has three matmuls, nothing has a bias. The
 #   table is on paper, nothing of it was run here.
 # * *Checkpointing cuts activations several-fold.* It does, and it leaves logits and state where they are.
+# * For your card: ask the plan first, take the switches in its order, and try once where it says that it just fits.
+#   [All levers together](together) does this on emulated cards, and shows where the plan was wrong.
 
 # %%
-Markdown(memory_words.paper_table().markdown())
+Markdown(render_tables([memory_words.paper_table()], "markdown"))
 
 # %% [markdown]
 # ## Try it yourself

@@ -35,6 +35,7 @@ from speedlab.lab import Lab
 from speedlab.labs import together as experiment
 from speedlab.labs import together_hf
 from speedlab.publishing import figures_of_labs_data as figures
+from speedlab.publishing import tables_of_labs_data as tables
 from speedlab.publishing import words_of_labs_data as words
 
 lab = Lab("together", profile=profile, steps=steps, source=source)
@@ -53,13 +54,7 @@ lab.show_code((experiment, "VARIANTS"))
 # %%
 lab.run("together")
 lab.show_code(memory_path.decide, memory_path.workers_needed)
-lab.show_table(
-    "together",
-    {"card, GB": "budget_gib", "question": "question", "then change": words.change, "cost": "cost",
-     "GiB of tensors, planned": words.gib("peak_allocated_bytes"), "GiB of the card": words.gib("needed_bytes"),
-     "fits": words.yes_or_no("fits")},
-    where={"what": "path"},
-)
+lab.show_tables("together", tables.path_tables)
 
 # %% [markdown]
 # Smaller passes come before checkpointing: the same tokens in two passes cost two queues of launches, while computing
@@ -80,43 +75,34 @@ lab.show_code(experiment.together, experiment.budget_card)
 # On the whole card, at a context at which even the plain form fits. The marks are what the plan said before.
 
 # %%
-lab.show_figure("together", figures.levers)
 lab.show_words("together", words.together_words)
-lab.show_words("together", words.plan_words)
+lab.show_figure("together", figures.levers)
 
 # %% [markdown]
-# And at the context that is wanted, on smaller cards, at once (`2 x 1`) or one sequence after the other (`1 x 2`). A
-# form that does not fit is a row as well.
+# And at the context that is wanted, on smaller cards, at once (`2 x 1`) or one sequence after the other (`1 x 2`).
 
 # %%
-lab.show_table(
-    "together",
-    {"card, GB (emulated)": "budget_gib", "variant": "variant", "sequences": "micro_batch", "passes": "accumulation",
-     "should fit": words.yes_or_no("predicted_fits"), "GiB planned": words.gib("predicted_peak_bytes"),
-     "GiB held": words.gib("peak_allocated_bytes"), "k tokens/s": words.thousand_tokens},
-    where={"what": "budget"},
-)
 lab.show_words("together", words.budget_words)
+lab.show_tables("together", tables.budget_tables)
+lab.show_words("together", words.plan_words)
 
 # %% [markdown]
 # ## What ran
 #
-# The share of the time in which the device waited for data says whether the pipeline had anything to gain here.
+# The share of the time in which the device waited for data says whether the pipeline had anything to gain here. Where
+# it does not wait, the best pipeline gains nothing.
 
 # %%
-lab.show_table(
-    "together",
-    {"variant": "variant", "ms/step": words.mean_ms, "device waits": words.percent("starved_share"),
-     "GiB reserved": words.gib("peak_reserved_bytes"), "losses of the first steps": words.losses},
-    where={"what": "whole"},
-)
+lab.show_tables("together", tables.levers_table)
 
 # %% [markdown]
 # ## Same training?
 #
-# The last column of the table: the first losses, from the same weights on the same batches. Checkpointing repeats the
-# arithmetic exactly; fused attention sums in another order and rounds otherwise in the last digits of bfloat16. Tests
-# compare losses on a CPU, and gradients of the models below.
+# The last columns of the table: the first losses, from the same weights on the same batches. Checkpointing repeats the
+# arithmetic: with attention written out its losses agree in every digit shown. Fused attention sums in another order,
+# and its backward pass in no fixed one, so that rows with it differ among themselves as well. The first steps of a fresh
+# model without a warm-up are the place where such differences grow fastest. Tests compare losses on a CPU, and gradients
+# of the models below.
 #
 # ## On other cards
 #
@@ -131,22 +117,25 @@ lab.show_table(
 # %%
 lab.run("together_hf")
 lab.show_code(together_hf.AcceleratedStep)
-lab.show_figure("together_hf", figures.levers_of_other_models)
 lab.show_words("together_hf", words.other_models_words)
-lab.show_table(
-    "together_hf",
-    {"model": "model", "variant": "variant", "ms/step": words.mean_ms, "GiB held": words.gib("peak_allocated_bytes"),
-     "losses of the first steps": words.losses},
-)
+lab.show_figure("together_hf", figures.levers_of_other_models)
+lab.show_tables("together_hf", tables.other_models_table)
 
 # %% [markdown]
 # ## What we learned
 #
 # * *Use all three.* They answer different questions. Fuse attention always; take the other two when something is missing.
+#   On the small models of Hugging Face all levers together are far slower than two of them: halved passes that run
+#   every block again are too small to keep the card busy.
+# * *Selective checkpointing is the cheap kind.* In arithmetic it is. Without a compiler its policy is asked in Python at
+#   each operation, which the host has to pay: compare the last two rows of the first table, and the compiled ones of
+#   [Activation checkpointing](checkpointing).
 # * *Checkpointing makes training faster, because the batch gets larger.* Compare *FlashAttention, 1 x 2* with *all three,
 #   2 x 1*: the same tokens on the same card.
-# * *Accumulation, checkpointing and loading give another factor of speed.* The first figure says what each gave.
-# * A plan on paper decides what fits, within a reserve. It costs nothing to ask it first.
+# * *Accumulation, checkpointing and loading give another factor of speed.* The first figure says what each gave: memory
+#   or nothing, where the card was busy before.
+# * A plan on paper decides what fits, within a reserve. It costs nothing to ask it first, and one try to be sure: near
+#   the limit it can be wrong, as the table of what it had said shows.
 #
 # ## Try it yourself
 #

@@ -79,6 +79,13 @@ class Lab:
             if rows:
                 show_markdown(f"{label}:\n\n{rows_table(rows, columns)}")
 
+    def show_tables(self, name: str, make: Callable[[Experiment], list[Table]]) -> None:
+        """`make(experiment)`, tables that gather rows, each under its title, for each device; empty ones left out."""
+        for label, experiment in self.sets(name):
+            for table in make(experiment):
+                if table.cells:
+                    show_markdown(f"**{table.title}.** {label.replace('**', '')}\n\n{table.markdown()}")
+
     def show_figure(self, name: str, draw: Callable[[Experiment], Any]) -> None:
         """`draw(experiment)`, a matplotlib figure with alternative text, for each device that has measured rows."""
         for label, experiment in self.sets(name):

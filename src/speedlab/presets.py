@@ -73,6 +73,8 @@ def fitted(wanted: Recipe, machine: Capabilities) -> tuple[Recipe, tuple[Substit
 def memory_bytes(recipe: Recipe) -> float:
     """A generous estimate of the memory that a step needs on a GPU, by counting; it decides nothing but the batch.
 
+    `speedlab.memory_plan` is finer, but does not model the fused kernels of the presets (`not_modelled` names them).
+
     Per token and block, 18 values of the width are kept for the backward pass: stream and norm twice, q/k/v, what
     goes into and out of attention, and two of four times the width. Logits are there once where their gradient takes
     their place, else three times. A tenth more is for what lies between.

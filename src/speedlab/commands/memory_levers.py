@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -23,6 +24,9 @@ def probe_batch(
     start: Annotated[
         int, typer.Option(min=0, help="Where to begin; 0: where the memory plan says that the card is full.")
     ] = 0,
+    compile_mode: Annotated[
+        str | None, typer.Option("--compile", help="Instead of the rung's own mode; off: a search of seconds.")
+    ] = None,
     profile: ProfileName = "auto",
     corpus: CorpusName = "standard-library",
     as_json: AsJson = False,
@@ -35,7 +39,8 @@ def probe_batch(
     with Progress() as progress:
         found = probe_rung(
             *recipe.split("/"), card_gib=card_memory, at_most=at_most, guess=start, profile=profile, corpus=corpus,
-            say=lambda text: progress.show(text, 0, 0),
+            compile_mode=compile_mode, say=lambda text: progress.show(text, 0, 0),
+            warn=lambda text: print(text, file=sys.stderr),
         )  # fmt: skip
     if as_json:
         print(json.dumps(found.as_dict(), indent=1))

@@ -5,6 +5,7 @@ One step is compiled and fed in all these ways, since the compiler takes longer 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -40,8 +41,8 @@ DELAYS, TOY_DELAYS = (0.0, 0.5, 1.0, 1.5, 2.0), (0.0, 1.0, 2.0)
 PREFETCHES = (1, 2, 8)
 HICCUP_EVERY, HICCUP_STEPS = 12, 6.0
 LOADS = 5  # of a loader that nothing hides, for `load_ms`
-# Two and one rounds of hiccups, and whole rounds of all workers.
-MOST_STEPS, WATCHED_STEPS = 24, 12
+# Whole rounds of hiccups, and of all workers. A step is short: so many of them level out what else a host does.
+MOST_STEPS, TOY_STEPS, WATCHED_STEPS = 72, 24, 12
 
 
 def data_pipeline(bench: Workbench, say: Callable[[str], None]) -> Iterator[Row]:
@@ -50,7 +51,7 @@ def data_pipeline(bench: Workbench, say: Callable[[str], None]) -> Iterator[Row]
     Each: step_ms, wait_ms and work_ms (see `Starvation`), starved_share, load_ms; slow and prefetch also
     predicted_step_ms.
     """
-    recipe, steps = _recipe(bench), min(MOST_STEPS, bench.plan.steps)
+    recipe, steps = _recipe(bench), _steps(bench)
     many = max(1, min(MANY_WORKERS, bench.machine.cores))
     say("compiling the step that all loaders feed")
     start_fresh(bench.device)
@@ -89,8 +90,10 @@ def data_pipeline(bench: Workbench, say: Callable[[str], None]) -> Iterator[Row]
             def feed(workers: int = workers, delay_ms: float = delay_ms) -> AbstractContextManager:
                 return mapped(bench.tokens.tokens, recipe, bench.device, workers=workers, delay_ms=delay_ms)
 
+            drain = drained_after(2 * workers, delay)
             yield attempt(
-                lambda feed=feed, workers=workers: fed(feed, drain=2 * workers), what="slow", workers=workers,
+                lambda feed=feed, drain=drain: fed(feed, drain=drain),
+                what="slow", workers=workers,
                 delay_in_steps=delay * max(1, workers), delay_ms=delay_ms,
                 predicted_step_ms=predicted_step_ms(resident_ms, host_ms, delay_ms, workers),
             )  # fmt: skip
@@ -119,6 +122,12 @@ def predicted_step_ms(step_ms: float, host_ms: float, delay_ms: float, workers: 
     return max(step_ms, delay_ms / workers if workers else delay_ms + host_ms)
 
 
+def drained_after(ahead: int, slowness: float) -> int:
+    """Steps until the batches that were loaded ahead are used up by steps that take one for each `1 / slowness` that
+    comes. A loader that keeps up (`slowness` of 1 or less) never runs out: then the batches ahead are passed once."""
+    return ahead if slowness <= 1 else math.ceil(ahead * slowness / (slowness - 1))
+
+
 def predicted_with_hiccups_ms(step_ms: float, prefetch: int) -> float:
     """The mean step over a loader whose every `HICCUP_EVERY`-th batch takes `HICCUP_STEPS` steps: the device waits for
     what is left of the hiccup once the batches ahead are used up. A host that runs ahead of a GPU has steps queued
@@ -138,7 +147,7 @@ def _fed(bench: Workbench, step: Callable, batches: Iterator, drain: int) -> Row
     """drain: batches that were loaded ahead before anybody asked, and would flatter a slow loader."""
     for _ in range(bench.plan.warmup_steps + drain):
         step(batches)
-    steps = min(MOST_STEPS, bench.plan.steps)
+    steps = _steps(bench)
     step_ms = time_steps(step, batches, bench.device, steps)
     watched = starvation(step, batches, bench.device, min(WATCHED_STEPS, steps))
     return {
@@ -148,6 +157,11 @@ def _fed(bench: Workbench, step: Callable, batches: Iterator, drain: int) -> Row
         "starved_share": watched.share,
         "load_ms": loader_wait_ms(step, batches, bench.device, LOADS),
     }
+
+
+def _steps(bench: Workbench) -> int:
+    """How many steps are timed for each row: on a GPU as many as level out a busy host, if no more are asked for."""
+    return max(MOST_STEPS, bench.plan.steps) if bench.profile.publishable else min(TOY_STEPS, bench.plan.steps)
 
 
 def _host_ms(step: Callable, batches: Iterator, bench: Workbench) -> float:

@@ -17,6 +17,10 @@ from speedlab.recipe import Recipe
 
 AT_MOST = 1024
 MOST_COMPILED_TRIES = 6  # each compiles anew: half a minute on a GPU, as long on a CPU
+COMPILED_NOTE = (
+    f"each try compiles the step anew, about half a minute, and at most {MOST_COMPILED_TRIES} are made: "
+    "`--compile off` searches without the compiler, `speedlab memory` says by formula what fits"
+)
 AT_MOST_OF_A_TOY = 8  # a CPU has no limit of its own: the search shows itself and stops
 
 
@@ -82,9 +86,13 @@ def probe_rung(
     guess: int = 0,
     profile: str = "auto",
     corpus: str = "standard-library",
+    compile_mode: str | None = None,
     say: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> ProbedRung:
     """Probe one rung's recipe on one device. at_most, guess: 0 for the usual bound and for no guess.
+
+    compile_mode: instead of the recipe's own, "off" for a quick search. warn: is told before a search that takes long.
 
     Without a guess the search begins where the memory plan says that the card is full. Where the plan does not know a
     compiled recipe, it is probed without the compiler first, which tells where to begin. A few compiled tries decide,
@@ -98,6 +106,9 @@ def probe_rung(
     bench = Workbench(profile_, machine, corpus=corpus)
     recipe, substitutions = bench.recipe(ladder_, rung)
     recipe = recipe.but(data_parallel=1)  # a micro-batch is one process's
+    if compile_mode is not None and compile_mode != recipe.compile:
+        asked = Substitution(field="compile", asked=recipe.compile, used=compile_mode, reason="asked for")
+        recipe, substitutions = recipe.but(compile=compile_mode), (*substitutions, asked)
     bound = at_most or (AT_MOST if profile_.publishable else AT_MOST_OF_A_TOY)
 
     def tell(tried: Try) -> None:
@@ -111,6 +122,8 @@ def probe_rung(
 
     with emulated_card(card_gib, bench.device):
         compiled = recipe.compile != "off"
+        if compiled:
+            warn(COMPILED_NOTE)
         planned = planned_micro_batch(recipe, card_bytes(bench.device), machine.capability)
         if planned and not guess:
             say(f"the memory plan begins at micro-batch {planned}")

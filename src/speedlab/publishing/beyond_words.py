@@ -10,9 +10,10 @@ from typing import Any
 from speedlab.beyond import BEYOND
 from speedlab.labs.beyond import PLAIN_CURVE
 from speedlab.labs.beyond_predictions import lab_book
+from speedlab.publishing.beyond_tables import goals_table
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.formatting import NOTHING, count, three_digits
-from speedlab.publishing.tables import ladder_table
+from speedlab.publishing.page_tables import page_tables
 from speedlab.records.experiment import Experiment
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
@@ -23,14 +24,17 @@ TAIL = 0.1
 
 
 def ladder_section(records: Iterable[Record] | None = None) -> str:
-    """The committed records of the ladder as a table for each device, with the lab book below it."""
+    """For each device the goals and what was reached, the ladder rung by rung, and the lab book of predictions."""
     records = read_records(committed_root()) if records is None else records
     own = sorted((record for record in records if record.ladder == BEYOND.name), key=lambda record: record.device)
     sections = []
-    for device, group in groupby(own, key=lambda record: record.device):
-        group = list(group)
-        table = ladder_table(report_rows(group), published=False, titles=True).markdown()
-        sections.append(f"**{device_title(device)}**\n\n{table}\n\n{lab_book(group)}")
+    for device, records_of_device in groupby(own, key=lambda record: record.device):
+        group, name = list(records_of_device), device_title(device)
+        goals = goals_table(group)
+        parts = [f"**{goals.title}.** {name}\n\n{goals.markdown()}"] if goals else []
+        parts.append(f"**Rung by rung.** {name}\n\n{page_tables(report_rows(group))}")
+        parts.append(f"**The lab book.** {name}\n\n{lab_book(group)}")
+        sections.append("\n\n".join(parts))
     return "\n\n".join(sections) or f"Nothing recorded yet. The predictions stand:\n\n{lab_book([])}"
 
 
@@ -57,24 +61,6 @@ def part_rate(row: dict[str, Any]) -> str:
     if row.get("flops"):
         return f"{row['flops'] / seconds / 1e12:,.0f} TFLOP/s"
     return f"{row['bytes'] / seconds / 1e12:.2f} TB/s" if row.get("bytes") else NOTHING
-
-
-def kernels_table(experiment: Experiment, *, most: int = 12) -> str:
-    """The longest kernels of each recipe side by side, one table each."""
-    sections = []
-    for row in experiment.measured:
-        lines = [
-            f"{row['candidate']}: {row['busy_ms']:.1f} ms of kernels in a step",
-            "",
-            "| kernel | kind | calls | microseconds |",
-            "| --- | --- | ---: | ---: |",
-        ]
-        lines += [
-            f"| `{kernel['name'][:60]}` | {kernel['kind']} | {kernel['calls']:g} | {kernel['time_us']:,.0f} |"
-            for kernel in row["kernels"][:most]
-        ]
-        sections.append("\n".join(lines))
-    return "\n\n".join(sections)
 
 
 def curve_words(experiment: Experiment) -> str:

@@ -106,7 +106,7 @@ def knee(experiment: Experiment) -> Figure:
             axis.plot(delays, [fmean(row["step_ms"]) for row in line], color=colour, linestyle="none",
                       marker=MARKERS[index % len(MARKERS)], label=f"{who}, measured")  # fmt: skip
         axis.set_xlim(0, None)
-        axis.set_ylim(0, None)
+        axis.set_ylim(0, 1.1 * max(value for line in axis.lines for value in line.get_ydata()))
         axis.set_xlabel("delay of each batch, in steps")
         axis.set_ylabel("ms of the mean step")
         legend_below(figure, axis, 2)

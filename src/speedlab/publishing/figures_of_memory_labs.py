@@ -55,7 +55,7 @@ def throughput_over_batch(experiment: Experiment) -> Figure:
             for size, speed in zip(sizes, speeds, strict=True):
                 power = size & (size - 1) == 0
                 axis.plot(size, speed, marker="o", color=colour, markerfacecolor=colour if power else "white")
-        axis.set_ylim(0, None)
+        axis.set_ylim(0, 1.1 * max(map(_tokens_per_s, found)) / 1e3)
         axis.set_xlabel("sequences in a micro-batch; filled points are powers of two")
         axis.set_ylabel("thousand tokens per second")
         legend_below(figure, axis, 2)
@@ -192,7 +192,7 @@ def speed_over_micro_steps(experiment: Experiment) -> Figure:
             axis.set_xscale("log", base=2)
             axis.set_xticks(counts, [str(count) for count in counts])
             axis.set_xlabel("micro-batches per update (K)")
-            axis.set_ylim(0, None)
+            axis.set_ylim(0, 1.12 * max(value for line in axis.lines for value in line.get_ydata()))
         legend_below(figure, axes[0], 2)
     return figure
 

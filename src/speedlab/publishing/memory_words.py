@@ -19,6 +19,7 @@ from speedlab.recipe import Recipe
 from speedlab.records.experiment import Experiment
 
 Row = dict[str, Any]
+FEW = 3  # names that a note lists; more are counted
 
 
 def error(row: Row) -> float:
@@ -26,15 +27,43 @@ def error(row: Row) -> float:
     return row["predicted_allocated_bytes"] / row["measured_allocated_bytes"] - 1
 
 
-# Columns of the lab's table: heading -> field or text of a measured row.
-COLUMNS = {
-    "recipe": "name",
-    "predicted GiB": lambda row: form.gib(row["predicted_allocated_bytes"]),
-    "allocated GiB": lambda row: form.gib(row["measured_allocated_bytes"]),
-    "error": lambda row: signed_percent(error(row)),
-    "reserved GiB": lambda row: form.gib(row["measured_reserved_bytes"]),
-    "peak at (predicted)": lambda row: row["peak_at"],
-}
+def accuracy_table(experiment: Experiment) -> list[Table]:
+    """Predicted against measured, the largest error first. Notes say which rows have no measured peak, and why."""
+    rows = sorted(experiment.measured, key=lambda row: -abs(error(row)))
+    cells = tuple(
+        (row["name"], form.gib(row["predicted_allocated_bytes"]), form.gib(row["measured_allocated_bytes"]),
+         signed_percent(error(row)), form.gib(row["measured_reserved_bytes"]), row["peak_at"])
+        for row in rows
+    )  # fmt: skip
+    left = [row for row in experiment.rows if row not in rows]
+    if not cells:  # nothing was measured: what was predicted stands alone
+        cells = tuple((row["name"], form.gib(row.get("predicted_allocated_bytes")), *[form.NOTHING] * 3,
+                       row.get("peak_at", form.NOTHING)) for row in left)  # fmt: skip
+    reasons: dict[str, list[str]] = {}
+    for row in left:
+        reasons.setdefault(row["reason"] or row["status"], []).append(row["name"])
+    notes = [
+        f"no measured peak of {', '.join(names) if len(names) <= FEW else f'{len(names)} recipes'}: {reason}"
+        for reason, names in reasons.items()
+    ]
+    numbers = ("predicted GiB", "allocated GiB", "error", "reserved GiB")
+    return [Table(title="The peak of a step, predicted and measured", columns=("recipe", *numbers, "peak at"),
+                  cells=cells, numbers=frozenset(numbers), notes=tuple(notes))]  # fmt: skip
+
+
+def share_words(experiment: Experiment, name: str = "124M, TF32") -> str:
+    """What share of the peak weights, gradients and moments have in the recipe that the page asks about."""
+    row = next((row for row in experiment.measured if row["name"] == name), None)
+    if row is None:
+        return f"The recipe {name} was not measured."
+    parts, whole = row["predicted_parts"], row["predicted_allocated_bytes"]
+    state = sum(parts[part] for part in ("weights", "gradients", "optimizer"))
+    return (
+        f"{name} peaks at {form.gib(row['measured_allocated_bytes'])} GiB. Weights and moments are "
+        f"{form.percent(state / whole)} of it by plan, and gradients {form.percent(parts['gradients'] / whole)}: the "
+        f"peak is at the {row['peak_at']}, where activations have {form.percent(parts['activations'] / whole)} and "
+        f"logits {form.percent(parts['logits'] / whole)}."
+    )
 
 
 def planned_against_measured(experiment: Experiment) -> Figure:
@@ -98,7 +127,7 @@ def card_table(recipes: dict[str, Recipe]) -> Table:
         ]
         cells.append((card.title, f"{card.memory_gib:,.0f}", *answers))
     return Table(
-        title="Largest micro-batch",
+        title="The largest micro-batch on each card",
         columns=("card", "GiB", *recipes),
         cells=tuple(cells),
         numbers=frozenset({"GiB"}),
@@ -126,7 +155,7 @@ def paper_table(*, micro_batch: int = 1, context_length: int = 4096) -> Table:
             )  # fmt: skip
     names = ("billion weights", "state GB", "activations GB", "with checkpointing GB", "logits GB", "all GB")
     return Table(
-        title="On paper",
+        title="LLaMA-like models on paper",
         columns=("shape", *names),
         cells=tuple(cells),
         numbers=frozenset(names),
@@ -147,8 +176,9 @@ def accelerate_table(recipes: dict[str, Recipe], predicted: dict[str, int]) -> T
         )
         for name, recipe in recipes.items()
     )
-    columns = ("recipe", "weights x 4 or x 2 (accelerate's formula) GiB", "our plan GiB")
-    return Table(title="Beside accelerate", columns=columns, cells=cells, numbers=frozenset(columns[1:]))
+    columns = ("recipe", "accelerate's formula, GiB", "our plan, GiB")
+    title = "The peak of a step: accelerate's rule beside our plan"
+    return Table(title=title, columns=columns, cells=cells, numbers=frozenset(columns[1:]))
 
 
 def _accelerate_format(recipe: Recipe) -> str:

@@ -5,17 +5,20 @@ Nothing is measured here, and torch is not imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 from speedlab.publishing import formatting as form
+from speedlab.publishing.memory_parts import signed_percent
 from speedlab.publishing.words_of_labs_inside import NOTHING_TO_SAY, find
 from speedlab.records.experiment import Experiment
 
 Row = dict[str, Any]
 # A step that takes so much longer waits for its loader.
 NOTICED = 1.05
+SLOW = 3.0  # medians: a step that something else than its own work held up
+UNCLEAR = "not clear"
+ALONE_AND_ALL = ("FlashAttention", "checkpointing", "pipeline", "all three")
 
 
 def mean_ms(row: Row) -> str:
@@ -23,28 +26,12 @@ def mean_ms(row: Row) -> str:
     return form.three_digits(fmean(row["step_ms"])) if row.get("step_ms") else form.NOTHING
 
 
-def number(name: str) -> Callable[[Row], str]:
-    return lambda row: form.three_digits(row.get(name))
-
-
-def percent(name: str) -> Callable[[Row], str]:
-    return lambda row: form.percent(row.get(name))
-
-
-def gib(name: str) -> Callable[[Row], str]:
-    return lambda row: form.gib(row.get(name))
-
-
 def thousand_tokens(row: Row) -> str:
     return form.three_digits(tokens_per_s(row) / 1e3) if row.get("step_ms") else form.NOTHING
 
 
-def losses(row: Row) -> str:
-    return ", ".join(f"{loss:.4f}" for loss in row.get("losses", ())) or form.NOTHING
-
-
 def source(row: Row) -> str:
-    return str(row["source"]).replace("_", " ")
+    return str(row["source"]).replace("memory_mapped", "mapped file").replace("_", " ")
 
 
 def carried(row: Row) -> str:
@@ -52,11 +39,33 @@ def carried(row: Row) -> str:
 
 
 def change(row: Row) -> str:
-    return ", ".join(f"{name} {value}" for name, value in row["change"].items()) or "nothing"
+    said = (f"{name} {value}" for name, value in row["change"].items())
+    return ", ".join(said).replace("_", " ") or "nothing"
 
 
-def yes_or_no(name: str) -> Callable[[Row], str]:
-    return lambda row: {True: "yes", False: "no"}.get(row.get(name), form.NOTHING)
+def interval_ms(row: Row) -> str:
+    """95 % of the mean step, as if steps were independent of each other."""
+    if len(row.get("step_ms") or ()) < 2:
+        return form.NOTHING
+    low, high = _interval(row)
+    return f"{form.three_digits(low)}–{form.three_digits(high)}"  # noqa: RUF001
+
+
+def longer(row: Row, resident: Row) -> str:
+    """How much longer the step is than the one that finds its batch on the device, where that is clear."""
+    if row is resident or len(row.get("step_ms") or ()) < 2:
+        return form.NOTHING
+    return signed_percent(_mean(row) / _mean(resident) - 1) if _interval(row)[0] > _interval(resident)[1] else UNCLEAR
+
+
+def times(row: Row, plain: Row | None) -> str:
+    """Speed over that of the plain row."""
+    return f"{form.three_digits(tokens_per_s(row) / tokens_per_s(plain))}x" if plain else form.NOTHING
+
+
+def slow_steps(row: Row) -> int:
+    """Steps of more than three times the median."""
+    return sum(ms > SLOW * median(row["step_ms"]) for ms in row["step_ms"])
 
 
 def tokens_per_s(row: Row) -> float:
@@ -64,16 +73,19 @@ def tokens_per_s(row: Row) -> float:
 
 
 def pipeline_words(experiment: Experiment) -> str:
-    """The step that finds its batch on the device, beside the quickest and the slowest way to bring it there."""
+    """Which ways to bring a batch cost time, and which cannot be told from a batch that lies on the device."""
     resident, rows = find(experiment, what="resident"), find(experiment, what="pipeline")
     if not resident or not rows:
         return NOTHING_TO_SAY
-    best, worst = min(rows, key=_mean), max(rows, key=_mean)
+    unclear = [row for row in rows if longer(row, resident[0]) == UNCLEAR]
+    worst = max(rows, key=_mean)
+    best = min(rows, key=_mean)
     return (
-        f"With its batch on the device a step takes {mean_ms(resident[0])} ms, of which the host needs "
-        f"{form.three_digits(resident[0]['host_ms'])} to queue it. The quickest feed makes it {mean_ms(best)} "
-        f"({_feed(best)}), the slowest {mean_ms(worst)} ({_feed(worst)}), in which the device waits for "
-        f"{form.percent(worst['starved_share'])} of the time."
+        f"With its batch on the device a step takes {mean_ms(resident[0])} ms, and the host needs "
+        f"{form.three_digits(resident[0]['host_ms'])} to queue it on an idle one. The quickest of {len(rows)} ways to "
+        f"feed it makes it {mean_ms(best)} ({_feed(best)}), the slowest {mean_ms(worst)} ({_feed(worst)}), in which "
+        f"the device waits for {form.percent(worst['starved_share'])} of the time. "
+        f"{len(unclear)} of them cannot be told from no loading at all."
     )
 
 
@@ -104,7 +116,8 @@ def prefetch_words(experiment: Experiment) -> str:
     if not rows:
         return NOTHING_TO_SAY
     said = "; ".join(
-        f"{row['prefetch']} ahead: {mean_ms(row)} ms (predicted: at most {form.three_digits(row['predicted_step_ms'])})"
+        f"{row['prefetch']} ahead: {mean_ms(row)} ms ({interval_ms(row)}; predicted: at most "
+        f"{form.three_digits(row['predicted_step_ms'])})"
         for row in rows
     )
     return (
@@ -120,10 +133,32 @@ def padding_words(experiment: Experiment) -> str:
         return NOTHING_TO_SAY
     padded, packed = rows["pad_to_max"], rows["packed"]
     ratio = packed["trained_tokens_per_s"] / padded["trained_tokens_per_s"]
-    return (
+    text = (
         f"Padded to the longest possible text, {form.percent(padded['padding_share'])} of all positions are padding, "
         f"and packing trains on {form.three_digits(ratio)}x as many tokens a second. A counter that takes positions "
         f"for tokens would see {form.three_digits(_positions_per_s(packed) / _positions_per_s(padded))}x."
+    )
+    return text + _first_time(rows.get("dynamic"))
+
+
+def _first_time(row: Row | None) -> str:
+    """What lengths cost that are met for the first time: in a pass of their own, or among the steps."""
+    if row is None:
+        return ""
+    if first := row.get("first_pass_ms"):
+        return (
+            f" With a length of its own for each batch the first pass over {row['different_shapes']} lengths takes "
+            f"{form.three_digits(sum(first) / sum(row['step_ms']))}x the time of a second one over the same batches, "
+            "which is what the table times: a length that is new costs once."
+        )
+    slow = slow_steps(row)
+    if not slow:
+        return ""
+    share = sum(ms for ms in row["step_ms"] if ms > SLOW * median(row["step_ms"])) / sum(row["step_ms"])
+    return (
+        f" Padding each batch to its own longest text gives {row['different_shapes']} lengths; {slow} of "
+        f"{len(row['step_ms'])} steps took more than three times the median and {form.percent(share)} of the time. We "
+        "read them as lengths met for the first time, which that way has to pay for."
     )
 
 
@@ -134,12 +169,13 @@ def together_words(experiment: Experiment) -> str:
     if baseline is None or not rows:
         return NOTHING_TO_SAY
     said = []
-    for name, row in rows.items():
-        text = f"{name} {form.three_digits(tokens_per_s(row) / tokens_per_s(baseline))}x the speed"
-        if row["peak_allocated_bytes"] and baseline["peak_allocated_bytes"]:
-            text += f", {form.percent(row['peak_allocated_bytes'] / baseline['peak_allocated_bytes'])} of the memory"
+    for name in (name for name in ALONE_AND_ALL if name in rows):
+        text = f"{name} {times(rows[name], baseline)} the speed"
+        if rows[name]["peak_allocated_bytes"] and baseline["peak_allocated_bytes"]:
+            share = rows[name]["peak_allocated_bytes"] / baseline["peak_allocated_bytes"]
+            text += f" in {form.percent(share)} of the memory"
         said.append(text)
-    return f"Over the baseline: {'; '.join(said)}."
+    return f"Over the baseline: {'; '.join(said)}." if said else NOTHING_TO_SAY
 
 
 def plan_words(experiment: Experiment) -> str:
@@ -183,13 +219,23 @@ def other_models_words(experiment: Experiment) -> str:
     said = []
     for model in dict.fromkeys(row["model"] for row in find(experiment, what="hf")):
         rows = {row["variant"]: row for row in find(experiment, what="hf", model=model)}
-        baseline = rows.pop("baseline", None)
-        if baseline and rows:
-            listed = ", ".join(
-                f"{name} {form.three_digits(tokens_per_s(row) / tokens_per_s(baseline))}x" for name, row in rows.items()
-            )
-            said.append(f"{model}: {listed}")
-    return f"Speed over the baseline of each model. {'; '.join(said)}." if said else NOTHING_TO_SAY
+        if "baseline" not in rows or len(rows) < 2:
+            continue
+        baseline = rows["baseline"]
+        fastest = max(rows, key=lambda name: tokens_per_s(rows[name]))
+        text = f"{model} is fastest with {fastest}, {times(rows[fastest], baseline)} its baseline"
+        if "all" in rows and fastest != "all":
+            text += f", and with all levers {times(rows['all'], baseline)}"
+            if rows["all"]["peak_allocated_bytes"] and baseline["peak_allocated_bytes"]:
+                share = rows["all"]["peak_allocated_bytes"] / baseline["peak_allocated_bytes"]
+                text += f" in {form.percent(share)} of the memory"
+        said.append(text)
+    return f"{'; '.join(said)}." if said else NOTHING_TO_SAY
+
+
+def _interval(row: Row) -> tuple[float, float]:
+    half = 1.96 * stdev(row["step_ms"]) / len(row["step_ms"]) ** 0.5
+    return _mean(row) - half, _mean(row) + half
 
 
 def _mean(row: Row) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 from speedlab.publishing import formatting as form
+from speedlab.publishing.lab_rows import apart, middle, of, speed
+from speedlab.publishing.memory_parts import signed_percent
 from speedlab.records.experiment import Experiment
 
 Row = dict[str, Any]
@@ -16,11 +17,6 @@ NOTHING_TO_SAY = "The rows that this sentence needs were not measured."
 def step_cell(row: Row) -> str:
     """Median of a step in ms."""
     return form.three_digits(median(row["step_ms"])) if "step_ms" in row else form.NOTHING
-
-
-def speed_cell(row: Row) -> str:
-    """Thousand tokens per second."""
-    return form.three_digits(_speed(row) / 1e3) if "step_ms" in row else form.NOTHING
 
 
 def held_cell(row: Row) -> str:
@@ -33,11 +29,6 @@ def reserved_cell(row: Row) -> str:
     return form.gib(row.get("peak_reserved_bytes"))
 
 
-def update_cell(row: Row) -> str:
-    """Median of the update alone, in ms."""
-    return form.three_digits(median(row["update_ms"])) if "update_ms" in row else form.NOTHING
-
-
 def error_cell(row: Row) -> str:
     return f"{row['relative_error']:.1e}" if row.get("relative_error") else "0" if "relative_error" in row else "–"  # noqa: RUF001
 
@@ -48,106 +39,199 @@ def found_cell(row: Row) -> str:
     return form.NOTHING if value is None else f"{value:,}" + (" (bound)" if row.get("bounded") else "")
 
 
-def of_kind(kind: str, cell: str | Callable[[Row], str]) -> Callable[[Row], str]:
-    """A cell that stays empty in rows of another kind."""
-
-    def only(row: Row) -> str:
-        if row.get("kind") != kind:
-            return form.NOTHING
-        return cell(row) if callable(cell) else str(row.get(cell, form.NOTHING))
-
-    return only
-
-
 def batch_sentence(experiment: Experiment) -> str:
-    """From which batch on more sequences hardly help, and whether 32 beats its neighbours."""
+    """From which batch on more sequences hardly help, and whether 32 beats its neighbours, in each mode."""
     eager = sorted(
-        (row for row in _rows(experiment, "batch") if row["compile"] == "off"), key=lambda row: row["micro_batch"]
+        (row for row in of(experiment, "batch") if row["compile"] == "off"), key=lambda row: row["micro_batch"]
     )
     if len(eager) < 3:
         return NOTHING_TO_SAY
-    fastest = max(eager, key=_speed)
-    enough = next(row for row in eager if _speed(row) >= 0.95 * _speed(fastest))
-    text = (
+    fastest = max(eager, key=speed)
+    enough = next(row for row in eager if speed(row) >= 0.95 * speed(fastest))
+    return (
         f"Without the compiler, {enough['micro_batch']} sequences reach 95 % of the best speed, which is that of "
-        f"{fastest['micro_batch']}."
+        f"{fastest['micro_batch']}.{_neighbours(experiment)}"
     )
-    speeds = {row["micro_batch"]: _speed(row) for row in eager}
-    if {31, 32, 33} <= speeds.keys():
-        gains = [form.percent(speeds[32] / speeds[near] - 1) for near in (31, 33)]
-        text += f" 32 against its neighbours: {gains[0]} over 31, {gains[1]} over 33."
-    return text
+
+
+def _neighbours(experiment: Experiment) -> str:
+    """What 32 gains over 31 and 33."""
+    said = []
+    for mode, name in (("off", "eager"), ("default", "compiled")):
+        found = {row["micro_batch"]: row for row in of(experiment, "batch") if row["compile"] == mode}
+        gains = [
+            f"{signed_percent(speed(found[32]) / speed(found[near]) - 1)} against {near}"
+            f"{'' if apart(found[32], found[near]) else ', which the spread of the steps covers'}"
+            for near in (31, 33)
+            if {32, near} <= found.keys()
+        ]
+        if gains:
+            said.append(f"{name} {' and '.join(gains)}")
+    return f" The power of two, 32 sequences, gains: {'; '.join(said)}." if said else ""
+
+
+def grid_sentence(experiment: Experiment) -> str:
+    """What a longer context costs at the same number of tokens."""
+    grid = sorted(of(experiment, "grid"), key=lambda row: row["context_length"])
+    if len(grid) < 2:
+        return NOTHING_TO_SAY
+    short, long = grid[0], grid[-1]
+    text = (
+        f"{short['tokens_per_step']:,} tokens as {long['micro_batch']} x {long['context_length']:,} run at "
+        f"{form.three_digits(speed(long) / speed(short))}x the speed of {short['micro_batch']} x "
+        f"{short['context_length']:,}"
+    )
+    held = [row["peak_allocated_bytes"] for row in grid]
+    return text + (f", with {form.percent(max(held) / min(held) - 1)} more memory at most." if all(held) else ".")
 
 
 def checkpointing_sentence(experiment: Experiment) -> str:
-    """Cost and saving of whole blocks and of the selective policy, eager and compiled."""
-    parts = []
-    variants = _rows(experiment, "variant")
-    for mode in dict.fromkeys(row["compile"] for row in variants):
-        for context in dict.fromkeys(row["context_length"] for row in variants if row["compile"] == mode):
-            here = {row["way"]: row for row in variants if row["compile"] == mode and row["context_length"] == context}
-            for way in ("every_block", "selective", "offload"):
-                if way in here and "off" in here and here["off"]["peak_allocated_bytes"]:
-                    time = median(here[way]["step_ms"]) / median(here["off"]["step_ms"])
-                    memory = here[way]["peak_allocated_bytes"] / here["off"]["peak_allocated_bytes"]
-                    parts.append(
-                        f"{way.replace('_', ' ')}, {'eager' if mode == 'off' else 'compiled'}, context {context:,}: "
-                        f"{form.three_digits(time)}x the time, {form.percent(memory)} of the peak"
-                    )
-    return ("Against the plain step: " + "; ".join(parts) + ".") if parts else NOTHING_TO_SAY
+    """What checkpointing every block costs and saves in each setting, and which way holds least."""
+    parts, variants = [], of(experiment, "variant")
+    settings = dict.fromkeys((row["compile"], row["micro_batch"], row["context_length"]) for row in variants)
+    for setting in settings:
+        here = {row["way"]: row for row in variants
+                if (row["compile"], row["micro_batch"], row["context_length"]) == setting}  # fmt: skip
+        plain, lean = here.get("off"), here.get("every_block")
+        if plain and lean and plain["peak_allocated_bytes"]:
+            time = median(lean["step_ms"]) / median(plain["step_ms"])
+            memory = lean["peak_allocated_bytes"] / plain["peak_allocated_bytes"]
+            mode, batch, context = setting
+            parts.append(
+                f"{form.three_digits(time)}x the time for {form.percent(memory)} of the memory "
+                f"({'eager' if mode == 'off' else 'compiled'}, {batch} x {context:,}"
+                f"{'' if apart(lean, plain) else '; the spread of the steps covers the time'})"
+            )
+    return f"Every block checkpointed takes {'; '.join(parts)}.{_groups(variants)}" if parts else NOTHING_TO_SAY
+
+
+def _groups(variants: list[Row]) -> str:
+    """Which size of group holds least."""
+    first = next((row for row in variants if row["way"].startswith("groups_of_")), None)
+    if first is None:
+        return ""
+    same = [row for row in variants if row["way"].startswith("groups_of_") or row["way"] == "every_block"]
+    same = [
+        row for row in same if all(row[name] == first[name] for name in ("compile", "micro_batch", "context_length"))
+    ]
+    least, most = (pick(same, key=lambda row: row["peak_allocated_bytes"]) for pick in (min, max))
+    name = {row["way"]: row["way"].replace("_", " ") for row in same}
+    return (
+        f" Among the sizes of group {name[least['way']]} holds least, {held_cell(least)} GiB, and "
+        f"{name[most['way']]} most, {held_cell(most)}."
+    )
+
+
+def limits_sentence(experiment: Experiment) -> str:
+    """What checkpointing every block buys on each smaller card."""
+    found = {(row["kind"], row["card"], row["way"]): row for kind in ("largest", "longest")
+             for row in of(experiment, kind)}  # fmt: skip
+    said = []
+    for card in dict.fromkeys(card for _, card, _ in found):
+        bought = [
+            f"{found_cell(found[kind, card, 'every_block'])} {unit} instead of {found_cell(found[kind, card, 'off'])}"
+            for kind, unit in (("largest", "sequences"), ("longest", "tokens of context"))
+            if {(kind, card, "every_block"), (kind, card, "off")} <= found.keys()
+        ]
+        if bought:
+            said.append(f"on {card} (emulated) {' and '.join(bought)}")
+    return f"Checkpointing every block fits {'; '.join(said)}." if said else NOTHING_TO_SAY
 
 
 def fill_sentence(experiment: Experiment) -> str:
-    """What 70 to 80 % of a card give of the best speed on it, and what its last per cent do."""
-    fills = [row for row in _rows(experiment, "fill") if row["peak_reserved_bytes"]]
+    """What a card filled to 70 to 80 % gives of the best speed on it, and what its last per cent do."""
+    fills = [row for row in of(experiment, "fill") if row["peak_reserved_bytes"]]
     if not fills:
         return NOTHING_TO_SAY
-    best = max(_speed(row) for row in fills)
+    best = max(speed(row) for row in fills)
     share = {row["micro_batch"]: row["peak_reserved_bytes"] / row["limit_bytes"] for row in fills}
-    advised = [row for row in fills if 0.65 <= share[row["micro_batch"]] <= 0.85]
+    advised = [row for row in fills if 0.7 <= share[row["micro_batch"]] <= 0.8]
     fullest = max(fills, key=lambda row: share[row["micro_batch"]])
     text = (
         f"{fills[0]['card']} (emulated): the fullest that ran reserved {form.percent(share[fullest['micro_batch']])} "
-        f"and gave {form.percent(_speed(fullest) / best)} of the best speed"
+        f"and gave {form.percent(speed(fullest) / best)} of the best speed"
     )
-    if advised:
-        low, high = (form.percent(pick(_speed(row) for row in advised) / best) for pick in (min, max))
-        text += f"; between 65 and 85 % reserved, {low} to {high} of it"
+    for row in advised:
+        text += f"; {form.percent(share[row['micro_batch']])} reserved gave {form.percent(speed(row) / best)}"
     retries = sum(row["allocation_retries"] > 0 for row in fills)
     return text + f". In {retries} of {len(fills)} rows the allocator had to give blocks back to find room."
 
 
 def accumulation_sentence(experiment: Experiment) -> str:
-    """What more micro-batches for each update do to speed, and what the same batch in one piece does."""
-    parts = []
-    found = _rows(experiment, "micro_steps")
-    for mode in dict.fromkeys(row["compile"] for row in found):
-        line = sorted((row for row in found if row["compile"] == mode), key=lambda row: row["accumulation"])
-        gain = _speed(line[-1]) / _speed(line[0])
-        parts.append(
-            f"{'eager' if mode == 'off' else 'compiled'}, {line[-1]['accumulation']} micro-batches of "
-            f"{line[-1]['micro_batch']} instead of {line[0]['accumulation']} make {form.three_digits(gain)}x the "
-            "tokens/s"
-        )
-    splits = _rows(experiment, "split")
-    for total in dict.fromkeys(row["total_batch"] for row in splits):
-        line = [row for row in splits if row["total_batch"] == total]
-        whole, parts_of_it = line[0], line[-1]
-        ratio = _speed(parts_of_it) / _speed(whole)
-        memory = ""
-        if whole["peak_allocated_bytes"] and parts_of_it["peak_allocated_bytes"]:
-            share = parts_of_it["peak_allocated_bytes"] / whole["peak_allocated_bytes"]
-            memory = f" with {form.percent(share)} of the peak memory"
-        parts.append(
-            f"{total} sequences in {parts_of_it['accumulation']} parts run at {form.three_digits(ratio)}x the speed "
-            f"of {whole['accumulation']} x {whole['micro_batch']}{memory}"
-        )
-    return ("; ".join(parts) + ".") if parts else NOTHING_TO_SAY
+    """What more parts for each update do to speed and memory, and from which size on parts are slow."""
+    eager = sorted((row for row in of(experiment, "micro_steps") if row["compile"] == "off"),
+                   key=lambda row: row["accumulation"])  # fmt: skip
+    splits = of(experiment, "split")
+    if len(eager) < 2 or not splits:
+        return NOTHING_TO_SAY
+    one, many = eager[0], eager[-1]
+    text = (
+        f"An update is {form.percent(median(one['update_ms']) / median(one['step_ms']))} of a step of "
+        f"{one['micro_batch']} sequences; {many['accumulation']} such parts for each update run at "
+        f"{form.three_digits(speed(many) / speed(one))}x its speed"
+    )
+    if not apart(one, many):
+        text += ", which the spread of the steps covers"
+    if one["peak_allocated_bytes"]:
+        more = (eager[1]["peak_allocated_bytes"] - one["peak_allocated_bytes"]) / 2**30
+        text += f", and hold {form.three_digits(more)} GiB more"
+    total = max(row["total_batch"] for row in splits)
+    line = {row["micro_batch"]: row for row in splits if row["total_batch"] == total}
+    whole, least = line[max(line)], line[min(line)]
+    good = [row for row in line.values() if row is not whole and speed(row) >= 0.9 * speed(whole)]
+    said = [_split(row, whole) for row in ([min(good, key=lambda row: row["micro_batch"])] if good else [])]
+    if least not in good:
+        said.append(_split(least, whole))
+    return f"{text}. Against {total} sequences in one piece: {'; '.join(said)}.{_floor(line)}"
 
 
-def _rows(experiment: Experiment, kind: str) -> list[Row]:
-    return [row for row in experiment.measured if row["kind"] == kind]
+def clipping_sentence(experiment: Experiment) -> str:
+    """What clipping adds to an update, against the plain one with as many parts."""
+    clipped = next((row for row in of(experiment, "extra") if row["name"] == "clipped"), None)
+    plain = clipped and next(
+        (row for row in of(experiment, "micro_steps")
+         if all(row[name] == clipped[name] for name in ("accumulation", "micro_batch", "compile"))), None,
+    )  # fmt: skip
+    if not clipped or not plain:
+        return NOTHING_TO_SAY
+    more = median(clipped["step_ms"]) - median(plain["step_ms"])
+    return (
+        f"Clipping adds {form.three_digits(more)} ms to an update of {clipped['accumulation']} parts, once and not for "
+        f"each part{'' if apart(clipped, plain) else ', which the spread of the steps covers'}. Half of its steps took "
+        f"{middle(clipped)} ms, half of the plain ones {middle(plain)}."
+    )
 
 
-def _speed(row: Row) -> float:
-    return row["tokens_per_step"] / (median(row["step_ms"]) / 1e3)
+def _split(row: Row, whole: Row) -> str:
+    text = f"{row['accumulation']} x {row['micro_batch']} gives {form.percent(speed(row) / speed(whole))} of the speed"
+    if whole["peak_allocated_bytes"] and row["peak_allocated_bytes"]:
+        text += f" in {form.percent(row['peak_allocated_bytes'] / whole['peak_allocated_bytes'])} of the memory"
+    return text
+
+
+def _floor(line: dict[int, Row]) -> str:
+    """Whether the smallest part takes about as long as one of twice its size."""
+    small = min(line)
+    if 2 * small not in line:
+        return ""
+    one, two = (median(line[size]["step_ms"]) / line[size]["accumulation"] for size in (small, 2 * small))
+    if one < 0.8 * two:
+        return ""
+    return (
+        f" A part of {small} takes {form.three_digits(one)} ms and one of {2 * small} {form.three_digits(two)}: half "
+        "the work takes hardly less time, so it is not the GPU that sets the pace there."
+    )
+
+
+def enable_sentence(experiment: Experiment) -> str:
+    """`gradient_checkpointing_enable` on models of Hugging Face against their plain step."""
+    rows = {(row["model"], row["variant"]): row for row in experiment.measured}
+    said = []
+    for model in dict.fromkeys(model for model, _ in rows):
+        plain, lean = rows.get((model, "baseline")), rows.get((model, "gradient checkpointing"))
+        if plain and lean and plain["peak_allocated_bytes"]:
+            time = median(lean["step_ms"]) / median(plain["step_ms"])
+            memory = lean["peak_allocated_bytes"] / plain["peak_allocated_bytes"]
+            said.append(f"{model} takes {form.three_digits(time)}x the time for {form.percent(memory)} of the memory")
+    versions = next((f" (transformers {row['transformers']})" for row in rows.values() if "transformers" in row), "")
+    return f"With Hugging Face's own switch{versions}, {'; '.join(said)}." if said else NOTHING_TO_SAY
