@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from speedlab.device import capabilities
@@ -14,6 +14,7 @@ from speedlab.publishing import chapter_words as words
 from speedlab.publishing.display import clear_progress, show_markdown, show_result, show_svg
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.formatting import NOTHING
+from speedlab.publishing.tables import Table
 from speedlab.records.experiment import (
     Experiment,
     committed_experiments,
@@ -72,6 +73,12 @@ class Lab:
             rows = [row for row in experiment.rows if all(row.get(key) == want for key, want in (where or {}).items())]
             if rows:
                 show_markdown(f"{label}:\n\n{rows_table(rows, columns)}")
+
+    def show_tables(self, name: str, make: Callable[[Experiment], Iterable[Table]]) -> None:
+        """The tables that `make(experiment)` gives, each below its title, for each device that has rows."""
+        for label, experiment in self.sets(name):
+            for table in make(experiment):
+                show_markdown(f"**{table.title}.** {label.replace('**', '')}:\n\n{table.markdown()}")
 
     def show_figure(self, name: str, draw: Callable[[Experiment], Any]) -> None:
         """`draw(experiment)`, a matplotlib figure with alternative text, for each device that has measured rows."""
