@@ -71,10 +71,10 @@ SVG(flash_attention_tiling())
 # In PyTorch each line above is a kernel of its own that reads and writes memory: expect memory to be saved where
 # sequences are longer than a few tiles, and no time. In `speedlab.model.triton_attention` the same loops are three GPU
 # kernels, whose tiles stay on the chip; they do nothing clever. Rows of the tables: *plain* and *tiled* are this
-# package's PyTorch code, *plain_compiled* is the first under `torch.compile`, *triton* the kernels just named; *sdpa* is
-# PyTorch's `scaled_dot_product_attention` by its own choice, *sdpa_flash*, *sdpa_cudnn*, *sdpa_efficient* and *sdpa_math*
-# the same where one backend is insisted on; *flex* is PyTorch's compiled `flex_attention`, *flash_attn* the package by
-# the algorithm's authors.
+# package's PyTorch code, *plain_compiled* is the first under `torch.compile`, *triton* the kernels just named; *sdpa*
+# is PyTorch's `scaled_dot_product_attention` by its own choice, *sdpa_flash*, *sdpa_cudnn*, *sdpa_efficient* and
+# *sdpa_math* the same where one backend is insisted on; *flex* is PyTorch's compiled `flex_attention`, *flash_attn* the
+# package by the algorithm's authors.
 #
 # ## Measured
 
@@ -108,8 +108,8 @@ lab.show_words("attention_sweep", words.head_words)
 # The function is the same; rounding is not. The first table gives the largest error against float64, from the same
 # rounded inputs. In 16 bits the plain form errs as well: the format sets the error, not the algorithm. The second table
 # repeats a call. Where several programs add into one gradient in whatever order they finish, the last bits change from
-# run to run; deterministic mode forbids that, at a price where a kernel has such an order and nothing else. The output
-# of one forward pass repeats either way. TF32 concerns float32 matmuls and has no say here.
+# run to run; deterministic mode forbids that, at a price. (Even a kernel that repeats anyway takes a little longer in
+# it: PyTorch then fills fresh memory as well.) TF32 concerns float32 matmuls and has no say here.
 
 # %%
 lab.show_tables("attention_sweep", words.accuracy)

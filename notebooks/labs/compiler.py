@@ -87,7 +87,7 @@ lab.show_tables("compile_modes", words.longest_fused)
 # %% [markdown]
 # A **graph break** is a place that the compiler cannot follow. It compiles up to there, goes back to Python, and starts
 # a new graph behind; nothing is fused across, and nothing says so. Here something is put behind the first block of a
-# small model. What a break costs is above all a wait: `print` breaks the graph as well, but `.item()` and the branch
+# small model. What a break costs here is a wait: `print` breaks the graph as well, but `.item()` and the branch
 # need a number from the card. A ratio is shown where it exceeds the spread by more than a hundredth, which is left to
 # drift. *Slowest* is the worst step of the window: the median hides a compilation or a pause.
 
@@ -97,9 +97,10 @@ lab.show_tables("compile_modes", words.breaks)
 lab.show_tables("compile_modes", words.recompiles)
 
 # %% [markdown]
-# The last table calls one model, forward only, with four batch sizes. Fixed shapes compile each anew. With `dynamic=None` the second
-# size makes a graph for any size, which serves the third; a batch of one is a case of its own. A graph for any size is
-# another kernel than one for a fixed size, so a benchmark that changes its batch halfway does not measure what it says.
+# The last table calls one model, forward only, with four batch sizes. Fixed shapes compile each anew. With
+# `dynamic=None` the second size makes a graph for any size, which serves the third; a batch of one is a case of its
+# own. A graph for any size is another kernel than one for a fixed size, so a benchmark that changes its batch halfway
+# does not measure what it says.
 #
 # ## Same training?
 #

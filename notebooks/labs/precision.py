@@ -87,9 +87,10 @@ lab.show_tables("precision_formats", words.in_eight_bits)
 # ## What ran
 #
 # AdamW divides the mean of the gradients by their size, so its first step is as large as the learning rate, 5e-4,
-# whatever the gradient was. Later steps are smaller, where gradients change their sign or have shrunk. A weight takes no notice of an update below half the distance to its neighbour. For bfloat16 that
-# distance is a 128th to a 256th of the weight. A norm's weights start at exactly 1: the first panel shows one. The
-# master copy collects what is too small for the weight, until it counts.
+# whatever the gradient was. Later steps are smaller, where gradients change their sign or have shrunk. A weight takes
+# no notice of an update below half the distance to its neighbour. For bfloat16 that distance is a 128th to a 256th of
+# the weight. A norm's weights start at exactly 1: the first panel shows one. The master copy collects what is too small
+# for the weight, until it counts.
 
 # %%
 lab.show_figure("precision_formats", figures.weight_trajectories)
@@ -100,13 +101,13 @@ lab.show_tables("precision_formats", words.updates)
 # ## Same training?
 #
 # That is the question of ladder `precisions`: the same model and text in float32, pure bfloat16, with masters, under
-# autocast, and in float16 with a scaler. All curves start from the same weights and read the same text with dropout off.
-# Beside each of them float32 is trained once more, so that it says by itself how much such a curve is worth.
+# autocast, and in float16 with a scaler. All curves start from the same weights and read the same text with dropout
+# off. Beside each of them float32 is trained once more, so that it says by itself how much such a curve is worth.
 #
-# That spread is a lower bound. Repeats of one program begin alike; another format rounds the first step already and goes
-# its own way from there, as another seed would. One run of each cannot tell such a way from a better or worse format:
-# neither a curve below float32 nor a few hundredths above it decide anything. What pure bfloat16 loses has a mechanism
-# of its own, in the table above.
+# That spread is a lower bound. Repeats of one program begin alike; another format rounds the first step already and
+# goes its own way from there, as another seed would. One run of each cannot tell such a way from a better or worse
+# format: neither a curve below float32 nor a few hundredths above it decide anything. What pure bfloat16 loses has a
+# mechanism of its own, in the table above.
 
 # %%
 for records in words.ladder_records():
@@ -127,8 +128,8 @@ Markdown(words.ladder_table())
 #   need care: range is not precision.
 # * *float16 is obsolete.* It has eight times bfloat16's resolution; what it lacks is range, which the scale moves about.
 # * A format is a choice for each kind of tensor. Matmul inputs, gradients, weights and optimizer state have different
-#   needs, and mixed precision is the answer that treats them differently. One loss scale for all is not enough for 8
-#   bits: where the weights' gradients are too large for it, those of the logits are still too small.
+#   needs, and mixed precision is the answer that treats them differently. In 8 bits one loss scale for all is not
+#   enough: the scale that lifts the weights' gradients over e4m3's largest number leaves those of the logits at zero.
 #
 # ## Try it yourself
 #

@@ -31,6 +31,7 @@ from speedlab.publishing.plotting import (
     styled,
 )
 from speedlab.publishing.tables import rung_title
+from speedlab.publishing.words_of_compiler import LAYERS
 from speedlab.publishing.words_of_labs_inside import find
 from speedlab.records.experiment import Experiment
 from speedlab.records.record import Record
@@ -223,7 +224,7 @@ def fused_kernels(experiment: Experiment) -> Figure:
         for kind, one in row["kinds"].items():
             totals[kind] = totals.get(kind, 0.0) + one["time_us"]
     named = sorted(totals, key=lambda kind: -totals[kind])[:MOST_KINDS]
-    labels = [f"{row['recipe']}, {row['mode']}" for row in rows]
+    labels = [f"{LAYERS.get(row['recipe'], row['recipe'])}, {row['mode']}" for row in rows]
     words = "; ".join(
         f"{label}: {form.three_digits(row['time_us'] / 1e3)} ms in {form.count(row['calls'])} launches"
         for label, row in zip(labels, rows, strict=True)

@@ -12,6 +12,7 @@ from speedlab.publishing.words_of_labs_inside import (
     absent,
     find,
     first,
+    first_then_list,
     mebibytes,
     milliseconds,
     reason_of,
@@ -88,7 +89,7 @@ def against_plain(experiment: Experiment) -> str:
     ended = [row for row in experiment.rows if row.get("what") == "context" and row["status"] == "out_of_memory"]
     if ended:
         said.append("Out of memory: " + ", ".join(f"{row['kind']} at {row['context']:,}" for row in ended) + ".")
-    return "\n".join(["", "", *(f"* {sentence}" for sentence in said)])
+    return first_then_list(said)
 
 
 def chosen_backend(experiment: Experiment) -> str:

@@ -59,6 +59,11 @@ def span(values: Iterable[float]) -> str:
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
+def first_then_list(sentences: list[str]) -> str:
+    """The first sentence as it is, the others as a list below it."""
+    return "\n".join([sentences[0], "", *(f"* {sentence}" for sentence in sentences[1:])])
+
+
 def absent(rows: Iterable[Row], name: str = "kind") -> tuple[str, ...]:
     """Notes of a table: each reason once, with the things that it kept away."""
     reasons: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ from speedlab.number_formats import FORMATS
 from speedlab.publishing import formatting as form
 from speedlab.publishing.facts import device_title
 from speedlab.publishing.tables import Table, by_ladder, rung_title
-from speedlab.publishing.words_of_labs_inside import NOTHING_TO_SAY, Row, find, small
+from speedlab.publishing.words_of_labs_inside import NOTHING_TO_SAY, Row, find, first_then_list, small
 from speedlab.records.experiment import Experiment
 from speedlab.records.record import Record
 from speedlab.records.rows import report_rows
@@ -135,7 +135,7 @@ def gradients_lost(experiment: Experiment) -> str:
             f"It lifts {', '.join(over)} above float16's largest number. One such gradient is enough: the scaler skips "
             "that step and halves the scale."
         )
-    return "\n".join(["", "", *(f"* {sentence}" for sentence in text)])
+    return first_then_list(text)
 
 
 def updates(experiment: Experiment) -> list[Table]:
@@ -159,7 +159,7 @@ def weights_watched(experiment: Experiment) -> str:
     rows = find(experiment, what="trajectory")
     if not rows:
         return NOTHING_TO_SAY
-    said = []
+    said = ["The first entry of two weights, as drawn in the figure:"]
     for weight in dict.fromkeys(row["weight"] for row in rows):
         ways, mine = [], [row for row in rows if row["weight"] == weight]
         start = mine[0]["values"][0]
@@ -171,8 +171,8 @@ def weights_watched(experiment: Experiment) -> str:
                 f"{way} it ends at {values[-1]:.5g} after {len(moves)} moves, the last at step {moves[-1]}"
                 if moves else f"{way} it never moves"
             )  # fmt: skip
-        said.append(f"* `{weight}` starts at {start:.5g}: {'; '.join(ways)}.")
-    return "\n".join(["", "", *said])
+        said.append(f"`{weight}` starts at {start:.5g}: {'; '.join(ways)}.")
+    return first_then_list(said)
 
 
 def ladder_records() -> list[list[Record]]:
@@ -239,6 +239,9 @@ def gap_words(records: list[Record], repeats: list[float]) -> str:
     ]
     said += [f"{words}: {'; '.join(names)}." for words, names in sides.items() if names]
     skipped = {rung_title("precisions", r.rung): r.skipped_steps for r in records if r.skipped_steps}
-    said += [f"{name}: the scaler left {steps.get('curve', 0)} of the curve's steps without an update."
-             for name, steps in skipped.items()]  # fmt: skip
+    said += [
+        f"{name}: the scaler left {steps.get('curve', 0)} of the curve's steps without an update, and it runs behind "
+        "by as many."
+        for name, steps in skipped.items()
+    ]
     return "\n" + "\n".join(f"* {sentence}" for sentence in said) + "\n"
