@@ -16,6 +16,7 @@ from speedlab.errors import BadInput, NotAvailable
 from speedlab.labs import registry
 from speedlab.labs.rows import attempt
 from speedlab.measuring.experiments import run_experiment
+from speedlab.publishing.tables import Table
 from speedlab.recipe import Recipe
 from speedlab.records.experiment import (
     Experiment,
@@ -151,6 +152,9 @@ def test_a_lab_shows_the_run_and_its_reasons(
     assert "needs a GPU" in shown[0]
     notebook.show_table("toy_sweep", {"batch": "micro_batch", "steps": lambda row: str(len(row["step_ms"]))})
     assert "| 1 | 2 |" in shown[-1] and "| 4 | out of memory: " in shown[-1] and "*smoke*" in shown[-1]
+    two = [Table(f"{name}, ms", ("kind", "ms"), (("a", "1"),), frozenset(["ms"])) for name in ("Forward", "Backward")]
+    notebook.show_tables("toy_sweep", lambda experiment: two)
+    assert shown[-2].startswith("**Forward, ms.** Here and now, CPU") and "| a | 1 |" in shown[-1]
     notebook.show_words("toy_sweep", lambda experiment: "fast")
     assert "Nothing recorded yet" in shown[-1]
     notebook.finish()

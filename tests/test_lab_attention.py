@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from speedlab.errors import NotAvailable
-from speedlab.labs import attention, dram_traffic
+from speedlab.labs import attention, attention_kinds, dram_traffic
 from speedlab.labs.attention_kinds import (
     KINDS,
     LAYOUTS,
@@ -72,6 +75,43 @@ def test_the_same_tokens_at_every_context() -> None:
 def test_timing_gives_samples_and_no_memory_on_a_cpu() -> None:
     row = time_attention("sdpa", SHAPE, CPU, repeats=4)
     assert [len(row[name]) for name in ("forward_ms", "both_ms")] == [4, 4] and row["extra_peak_bytes"] is None
+
+
+# What PyTorch 2.11 says, each line a warning of its own, where a kernel is insisted on that cannot run.
+SAID = (
+    "Memory efficient kernel not used because: (Triggered internally at /pytorch/sdp_utils.cpp:915.)",
+    "Memory Efficient attention has been runtime disabled. (Triggered internally at /pytorch/sdp_utils_cpp.h:552.)",
+    "Flash attention kernel not used because: (Triggered internally at /pytorch/sdp_utils.cpp:917.)",
+    "Expected query, key and value to all be of dtype: {Half, BFloat16}. (Triggered internally at /pytorch/x.cpp:1.)",
+    "cuDNN attention kernel not used because: (Triggered internally at /pytorch/sdp_utils.cpp:919.)",
+    "cuDNN SDPA is not deterministic. (Triggered internally at /pytorch/sdp_utils.cpp:5.)",
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("sdpa_flash", "here: Expected query, key and value to all be of dtype: {Half, BFloat16}."),
+        ("sdpa_cudnn", "here: cuDNN SDPA is not deterministic."),
+        ("sdpa_efficient", "here: Memory Efficient attention has been runtime disabled."),
+    ],
+)
+def test_a_kernel_that_is_refused_gives_its_own_reason(kind: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        for line in SAID:
+            warnings.warn(line, stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setattr(attention_kinds.F, "scaled_dot_product_attention", refuse)
+    with pytest.raises(NotAvailable) as error:
+        get_attention(kind, CPU)(*make_inputs(SHAPE, CPU), True)
+    assert str(error.value).endswith(reason)
+
+
+def test_a_reason_without_a_heading_is_taken_where_it_names_the_kernel() -> None:
+    why = partial(attention_kinds.why_not, SDPBackend.FLASH_ATTENTION)
+    assert why(["Flash attention needs 16 bits.", "something else"]) == "Flash attention needs 16 bits."
+    assert why(["something else"]) == why([]) == ""
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,28 @@ def test_a_fused_chain_reads_once_and_writes_once(tmp_path, monkeypatch: pytest.
     assert counted.graphs == [2 * 4 * MEGA] and counted.total == 2 * 4 * MEGA
 
 
+@needs_compiler
+def test_each_row_of_a_recompile_finds_no_cache_of_another(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model and the same batch twice: the second row compiles as the first did."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "GPT", Doubles)
+    monkeypatch.setattr(compiling, "BATCHES", (2,))
+    monkeypatch.setattr(compiling, "check_compiles", lambda bench, recipe: None)
+    bench = SimpleNamespace(device=CPU, profile=SimpleNamespace(publishable=True))
+    caches = [compiling.other_batches(bench, TINY, False)["compile_cache"] for _ in range(2)]
+    assert caches == ["cold", "cold"] and list(tmp_path.iterdir()) == []
+
+
+class Doubles(torch.nn.Module):
+    """In place of the model: little to compile."""
+
+    def __init__(self, recipe: object) -> None:
+        super().__init__()
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        return tokens_BT * 2 + 1
+
+
 class StandIn:
     """In place of inductor's class: it compiles to a word and cannot count."""
 

@@ -13,7 +13,7 @@
 # a page of PyTorch, the same as a GPU kernel, and all the kernels that others wrote, over contexts of 256 to 16,384.
 #
 # **Guess first:** twelve heads of width 64, the same number of tokens in ever longer sequences. Which of time and
-# memory grows for plain attention, and which for a tiled kernel? Would eight times fewer keys make it faster?
+# memory grows for plain attention, and which for a tiled kernel? Would a twelfth of the keys make it faster?
 
 # %% tags=["parameters"]
 profile: str = "auto"  # full, t4, smoke, or auto: by this machine's GPU
@@ -33,7 +33,8 @@ from IPython.display import SVG
 from speedlab.lab import Lab
 from speedlab.model import tiled_attention
 from speedlab.publishing import figures_of_labs_inside as figures
-from speedlab.publishing import words_of_labs_inside as words
+from speedlab.publishing import words_of_attention as words
+from speedlab.publishing import words_of_attention_traffic as traffic
 from speedlab.publishing.diagrams import flash_attention_tiling
 
 lab = Lab("attention", profile=profile, steps=steps, source=source)
@@ -44,15 +45,14 @@ lab.run("attention_traffic")
 # ## Why it should be faster
 #
 # By arithmetic it should not: a tiled kernel computes the scores twice, once in each pass. But plain attention writes
-# them to memory and reads them back several times. Counted by formula for the forward pass of one GPT-2 layer, and
-# read from the card's own counters by Nsight Compute where this is allowed:
+# them to memory and reads them back several times. The forward pass of one GPT-2 layer, batch 8: counted by formula,
+# and read from the card's own counters by Nsight Compute where this is allowed. The formula of the tiled kernel is an
+# upper bound: it counts keys and values again for each tile of 128 queries, as if there were no cache.
 
 # %%
-lab.show_table(
-    "attention_traffic",
-    {"bytes": "what", "attention": "kind", "MiB": words.mebibytes("bytes"),
-     "read": words.mebibytes("read_bytes"), "written": words.mebibytes("written_bytes")},
-)
+lab.show_tables("attention_traffic", traffic.traffic)
+lab.show_tables("attention_traffic", traffic.plain_kernels)
+lab.show_words("attention_traffic", traffic.traffic_words)
 
 # %% [markdown]
 # ## The change
@@ -68,44 +68,39 @@ lab.show_code(tiled_attention.visit_key_tiles, tiled_attention._TiledAttention)
 SVG(flash_attention_tiling())
 
 # %% [markdown]
-# In PyTorch each line above is a kernel of its own that reads and writes memory: expect memory to be saved, and no time.
-# In `speedlab.model.triton_attention` the same loops are three GPU kernels, whose tiles stay on the chip. It is the row
-# *triton* below; it does nothing clever.
+# In PyTorch each line above is a kernel of its own that reads and writes memory: expect memory to be saved where
+# sequences are longer than a few tiles, and no time. In `speedlab.model.triton_attention` the same loops are three GPU
+# kernels, whose tiles stay on the chip; they do nothing clever. Rows of the tables: *plain* and *tiled* are this
+# package's PyTorch code, *plain_compiled* is the first under `torch.compile`, *triton* the kernels just named; *sdpa*
+# is PyTorch's `scaled_dot_product_attention` by its own choice, *sdpa_flash*, *sdpa_cudnn*, *sdpa_efficient* and
+# *sdpa_math* the same where one backend is insisted on; *flex* is PyTorch's compiled `flex_attention`, *flash_attn* the
+# package by the algorithm's authors.
 #
 # ## Measured
 
 # %%
 lab.show_figure("attention_sweep", figures.attention_over_context)
-lab.show_table(
-    "attention_sweep",
-    {"attention": "kind", "context": "context", "sequences": "batch", "ms forward": words.milliseconds("forward_ms"),
-     "ms both": words.milliseconds("both_ms"), "MiB beyond inputs": words.mebibytes("extra_peak_bytes")},
-    where={"what": "context"},
-)
-lab.show_words("attention_sweep", words.attention_words)
+lab.show_tables("attention_sweep", words.over_context)
+lab.show_words("attention_sweep", words.against_plain)
 
 # %% [markdown]
 # ## What ran
 #
-# Each SDPA row insists on one backend: an error would be a row. Three more questions to the same kernels.
+# Which kernel *sdpa* is, it does not say; time and memory do. Then three more questions to the same kernels.
 # **`is_causal`**: half of the square is never needed; how much time does that give back? **Layout**: a projection
 # leaves (B, T, H, D) in memory, SDPA talks of (B, H, T, D), and package flash-attn takes the former. A transposed view
-# costs nothing, a copy does. **Fewer key heads**: with grouped queries
+# moves nothing, a copy does. **Fewer key heads**: with grouped queries
 # ([Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) several heads share keys and values; one shared by all is
-# multi-query attention ([Shazeer 2019](https://arxiv.org/abs/1911.02150)). The arithmetic stays, the keys and values
+# multi-query attention ([Shazeer 2019](https://arxiv.org/abs/1911.02150)). The arithmetic stays; the keys and values
 # that generation has to keep become fewer.
 
 # %%
-COMMON = {"attention": "kind", "ms forward": words.milliseconds("forward_ms"), "ms both": words.milliseconds("both_ms")}
-lab.show_table("attention_sweep", {"context": "context", "causal": "causal", **COMMON}, where={"what": "causal"})
-lab.show_table("attention_sweep", {"in memory": "layout", **COMMON}, where={"what": "layout"})
-lab.show_table("attention_sweep", {"ms for three copies": words.milliseconds("copy_ms")}, where={"what": "copies"})
-lab.show_table(
-    "attention_sweep",
-    {"key heads": "key_value_heads", "MiB of keys and values": words.mebibytes("key_value_bytes"),
-     "repeated first": "repeated", **COMMON},
-    where={"what": "heads"},
-)
+lab.show_words("attention_sweep", words.chosen_backend)
+lab.show_tables("attention_sweep", words.causal)
+lab.show_tables("attention_sweep", words.layouts)
+lab.show_words("attention_sweep", words.layout_words)
+lab.show_tables("attention_sweep", words.heads)
+lab.show_words("attention_sweep", words.head_words)
 
 # %% [markdown]
 # ## Same training?
@@ -113,23 +108,12 @@ lab.show_table(
 # The function is the same; rounding is not. The first table gives the largest error against float64, from the same
 # rounded inputs. In 16 bits the plain form errs as well: the format sets the error, not the algorithm. The second table
 # repeats a call. Where several programs add into one gradient in whatever order they finish, the last bits change from
-# run to run; deterministic mode forbids that, at a price. TF32 concerns float32 matmuls and has no say here.
+# run to run; deterministic mode forbids that, at a price. (Even a kernel that repeats anyway takes a little longer in
+# it: PyTorch then fills fresh memory as well.) TF32 concerns float32 matmuls and has no say here.
 
 # %%
-lab.show_table(
-    "attention_sweep",
-    {"attention": "kind", "format": "dtype", "output": words.small("output_error"),
-     "gradient of q": words.small("q_gradient_error"), "of k": words.small("k_gradient_error"),
-     "of v": words.small("v_gradient_error")},
-    where={"what": "accuracy"},
-)
-lab.show_table(
-    "attention_sweep",
-    {"attention": "kind", "setting": "setting", "ms both": words.milliseconds("both_ms"),
-     "output repeats": "output_repeats", "gradients repeat": "gradients_repeat",
-     "largest difference": words.small("largest_difference")},
-    where={"what": "deterministic"},
-)
+lab.show_tables("attention_sweep", words.accuracy)
+lab.show_tables("attention_sweep", words.determinism)
 
 # %% [markdown]
 # ## On other cards
@@ -149,13 +133,13 @@ lab.show_table(
 #
 # ## What we learned
 #
-# * *FlashAttention is approximate.* It is exact; only the order of additions differs.
+# * *FlashAttention is approximate.* It computes the same function; only the order of additions differs, and with it
+#   the rounding.
+# * *SDPA is FlashAttention.* It is a choice among kernels, and the choice depends on the card and on PyTorch.
 # * *FlashAttention makes a 7B model three times as fast.* One block of that size, both ways:
 
 # %%
-lab.show_table("attention_sweep", {"a block of a 7B model": "kind", "context": "context", "width": "width",
-                                   "ms both": words.milliseconds("both_ms")}, where={"what": "layer_7b"})  # fmt: skip
-lab.show_words("attention_sweep", words.attention_words)
+lab.show_words("attention_sweep", words.block_of_7b)
 
 # %% [markdown]
 # ## Try it yourself

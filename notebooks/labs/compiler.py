@@ -30,7 +30,7 @@ source: str = "auto"  # measure here, show the recorded numbers only, or auto
 from speedlab.lab import Lab
 from speedlab.labs import compiling
 from speedlab.publishing import figures_of_labs_inside as figures
-from speedlab.publishing import words_of_labs_inside as words
+from speedlab.publishing import words_of_compiler as words
 from speedlab.training import step
 
 lab = Lab("compiler", profile=profile, steps=steps, source=source)
@@ -43,14 +43,11 @@ lab.run("compile_modes")
 # writes its output back. The compiler sees the chain as a whole and makes one kernel of it, which reads once and writes
 # once. Counting tells how much there is to win before anything is timed: the bytes that each operator takes and gives,
 # against those of the kernels that the compiler made. Both counts say nothing of caches, and both hold the matmuls.
+# More bytes need not be more time: a pass that lets a matmul run fast may pay for itself.
 
 # %%
-lab.show_table(
-    "compile_modes",
-    {"layers": "recipe", "compile": "mode", "MiB of the model's passes": words.mebibytes("bytes"),
-     "operators": "operators", "graphs": "graphs"},
-    where={"what": "bytes"},
-)
+lab.show_tables("compile_modes", words.counted)
+lab.show_words("compile_modes", words.counted_words)
 
 # %% [markdown]
 # ## The change
@@ -65,67 +62,53 @@ lab.show_code(step.compile_model, compiling.recipes_of)
 
 # %% [markdown]
 # ## Measured
+#
+# *ms in kernels* comes from a step that was profiled afterwards, and is no part of the timing. Where it is nearly the
+# whole step, no launch is left to save. *GiB reserved* is what the process holds; CUDA graphs keep a pool of their own.
 
 # %%
 lab.show_figure("compile_modes", figures.break_even)
-lab.show_table(
-    "compile_modes",
-    {"layers": "recipe", "compile": "mode", "ms/step": words.milliseconds("step_ms"),
-     "s to compile": words.seconds("compile_s"), "cache": "compile_cache", "recompiles": "recompiles",
-     "MiB held": words.mebibytes("peak_allocated_bytes")},
-    where={"what": "mode"},
-)
-lab.show_table(
-    "compile_modes",
-    {"a new process with the cache": "recipe", "s of its first step": words.seconds("first_step_s"),
-     "cache": "compile_cache"},
-    where={"what": "warm"},
-)
-lab.show_words("compile_modes", words.compile_words)
+lab.show_tables("compile_modes", words.modes)
+lab.show_words("compile_modes", words.warm_words)
 
 # %% [markdown]
 # ## What ran
 #
-# Kernels by kind, without and with the compiler. Their names tell what was fused: `triton_per_fused_native_layer_norm`
-# and what follows it were operations of their own before.
+# Kernels by kind, without and with the compiler. The names of generated kernels (*fused*) tell what each of them holds:
+# `gelu_gelu_backward` computes the forward value once more instead of reading it. Do not stop at the
+# fused ones: look at the matmuls, which no fusion can make faster.
 
 # %%
 lab.show_figure("compile_modes", figures.fused_kernels)
-lab.show_words("compile_modes", words.fused_words)
+lab.show_tables("compile_modes", words.kernel_kinds)
+lab.show_words("compile_modes", words.matmul_words)
+lab.show_tables("compile_modes", words.longest_fused)
 
 # %% [markdown]
 # A **graph break** is a place that the compiler cannot follow. It compiles up to there, goes back to Python, and starts
 # a new graph behind; nothing is fused across, and nothing says so. Here something is put behind the first block of a
-# small model. *Operations* are those that any graph holds: what is missing runs uncompiled.
+# small model. What a break costs here is a wait: `print` breaks the graph as well, but `.item()` and the branch
+# need a number from the card. A ratio is shown where it exceeds the spread by more than a hundredth, which is left to
+# drift. *Slowest* is the worst step of the window: the median hides a compilation or a pause.
 
 # %%
 lab.show_code((compiling, "INTERRUPTIONS"), compiling.asks, compiling.branches)
-lab.show_table(
-    "compile_modes",
-    {"behind the first block": "interruption", "graphs": "graphs", "operations": "operations",
-     "ms/step": words.milliseconds("step_ms"), "because": words.listed("reasons")},
-    where={"what": "graph_break"},
-)
-lab.show_table(
-    "compile_modes",
-    {"dynamic": "dynamic", "batches": words.listed("batches"), "graphs after each": words.listed("graphs"),
-     "s of each call": words.listed("call_s", lambda value: f"{value:.2f}")},
-    where={"what": "recompile"},
-)
+lab.show_tables("compile_modes", words.breaks)
+lab.show_tables("compile_modes", words.recompiles)
 
 # %% [markdown]
-# The last table calls one model with four batch sizes. Fixed shapes compile each anew. With `dynamic=None` the second
-# size makes a graph for any size, which serves the third; a batch of one is a case of its own. A graph for any size is
-# another kernel than one for a fixed size, so a benchmark that changes its batch halfway does not measure what it says.
+# The last table calls one model, forward only, with four batch sizes. Fixed shapes compile each anew. With
+# `dynamic=None` the second size makes a graph for any size, which serves the third; a batch of one is a case of its
+# own. A graph for any size is another kernel than one for a fixed size, so a benchmark that changes its batch halfway
+# does not measure what it says.
 #
 # ## Same training?
 #
-# The first and last losses of each mode, in nats, from the same weights on the same batches. The compiler keeps
-# intermediate values in float32 where separate operations would have rounded them, so the last digits differ.
+# The compiler keeps intermediate values in float32 where separate operations would have rounded them, so the losses are
+# close and not equal.
 
 # %%
-LOSSES = {"first": lambda row: f"{row['losses'][0]:.5f}", "last": lambda row: f"{row['losses'][-1]:.5f}"}
-lab.show_table("compile_modes", {"layers": "recipe", "compile": "mode", **LOSSES}, where={"what": "mode"})
+lab.show_tables("compile_modes", words.losses)
 
 # %% [markdown]
 # ## On other cards
@@ -138,9 +121,10 @@ lab.show_table("compile_modes", {"layers": "recipe", "compile": "mode", **LOSSES
 #
 # * *torch.compile is a free lunch.* It is paid in advance, each time shapes or code change. The row of the new process
 #   says how much of it a cache on disk gives back.
-# * *It makes everything faster.* Look at the matmuls in the figure: fusing is about all the rest.
-# * Compare the two compiled rows, native and hand-written layers: what is left between them is what the choice of
-#   layers still matters once there is a compiler.
+# * *What it gains is fusion.* With hand-written layers much of it is. With native ones, which PyTorch's authors fused
+#   already, the gain is in matmuls that the compiler pads: look at both before you explain a speed-up.
+# * Compare the kernel times of the two compiled rows, native and hand-written layers: what is left between them is what
+#   the choice of layers still matters once there is a compiler.
 #
 # ## Try it yourself
 #

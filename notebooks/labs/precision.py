@@ -33,8 +33,9 @@ from IPython.display import SVG, Markdown
 from speedlab.lab import Lab
 from speedlab.number_formats import FORMATS, bit_pattern, round_to, step_at
 from speedlab.publishing import figures_of_labs_inside as figures
-from speedlab.publishing import words_of_labs_inside as words
+from speedlab.publishing import words_of_precision as words
 from speedlab.publishing.diagrams import number_formats
+from speedlab.publishing.display import show_svg
 
 lab = Lab("precision", profile=profile, steps=steps, source=source)
 lab.run("precision_formats")
@@ -73,46 +74,45 @@ Markdown(words.formats_table())
 # ones, where the mean over all tokens has just divided by their number. The shaded band is where float16 has subnormal
 # numbers only; left of it there is nothing. A **loss scale** multiplies the loss before the backward pass, which shifts
 # the whole picture to the right, and divides the gradients afterwards
-# ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740)). The share *above largest* is what it must not reach.
+# ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740)). The share *above largest* has to stay at none: there
+# the scale is too large. Shares are of those gradients that are not zero in float32.
 
 # %%
 lab.show_figure("precision_formats", figures.gradient_histogram)
-lab.show_table(
-    "precision_formats",
-    {"gradients of": "of", "step": "step", "format": "format", "loss scale": lambda row: f"{row['loss_scale']:,.0f}",
-     "zero": words.share("share_zero"), "subnormal": words.share("share_subnormal"),
-     "above largest": words.share("share_above_largest")},
-    where={"what": "gradients"},
-)
+lab.show_tables("precision_formats", words.in_float16)
 lab.show_words("precision_formats", words.gradients_lost)
+lab.show_tables("precision_formats", words.in_eight_bits)
 
 # %% [markdown]
 # ## What ran
 #
-# AdamW divides each gradient by its own size, so its steps are about as large as the learning rate, whatever the
-# gradient was. A weight takes no notice of an update below half the distance to its neighbour. For bfloat16 that
-# distance is a 128th to a 256th of the weight. A norm's weights start at exactly 1: the first panel shows one. The
-# master copy collects what is too small for the weight, until it counts.
+# AdamW divides the mean of the gradients by their size, so its first step is as large as the learning rate, 5e-4,
+# whatever the gradient was. Later steps are smaller, where gradients change their sign or have shrunk. A weight takes
+# no notice of an update below half the distance to its neighbour. For bfloat16 that distance is a 128th to a 256th of
+# the weight. A norm's weights start at exactly 1: the first panel shows one. The master copy collects what is too small
+# for the weight, until it counts.
 
 # %%
 lab.show_figure("precision_formats", figures.weight_trajectories)
-lab.show_table(
-    "precision_formats",
-    {"weights": "of", "format": "format", "mean size": words.small("mean_weight"),
-     "mean update": words.small("mean_update"), "updates lost": words.share("share_lost")},
-    where={"what": "updates"},
-)
-lab.show_words("precision_formats", words.updates_lost)
+lab.show_words("precision_formats", words.weights_watched)
+lab.show_tables("precision_formats", words.updates)
 
 # %% [markdown]
 # ## Same training?
 #
 # That is the question of ladder `precisions`: the same model and text in float32, pure bfloat16, with masters, under
-# autocast, and in float16 with a scaler, each with its speed, memory and loss curve. Updates that are lost need not show
-# in a short curve; they are lost all the same.
+# autocast, and in float16 with a scaler. All curves start from the same weights and read the same text with dropout
+# off. Beside each of them float32 is trained once more, so that it says by itself how much such a curve is worth.
+#
+# That spread is a lower bound. Repeats of one program begin alike; another format rounds the first step already and
+# goes its own way from there, as another seed would. One run of each cannot tell such a way from a better or worse
+# format: neither a curve below float32 nor a few hundredths above it decide anything. What pure bfloat16 loses has a
+# mechanism of its own, in the table above.
 
 # %%
-Markdown(words.precision_ladder())
+for records in words.ladder_records():
+    show_svg(figures.precision_gaps(records))
+Markdown(words.ladder_table())
 
 # %% [markdown]
 # ## On other cards
@@ -124,10 +124,12 @@ Markdown(words.precision_ladder())
 #
 # ## What we learned
 #
-# * *bfloat16 has float32's range, so it needs no care.* Its gradients need none. Its weights do: range is not precision.
+# * *bfloat16 has float32's range, so it needs no care.* Its gradients lost nothing to the ends of the range. Its weights
+#   need care: range is not precision.
 # * *float16 is obsolete.* It has eight times bfloat16's resolution; what it lacks is range, which the scale moves about.
 # * A format is a choice for each kind of tensor. Matmul inputs, gradients, weights and optimizer state have different
-#   needs, and mixed precision is the answer that treats them differently.
+#   needs, and mixed precision is the answer that treats them differently. In 8 bits one loss scale for all is not
+#   enough: the scale that lifts the weights' gradients over e4m3's largest number leaves those of the logits at zero.
 #
 # ## Try it yourself
 #

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from speedlab.device import capabilities
@@ -79,12 +79,14 @@ class Lab:
             if rows:
                 show_markdown(f"{label}:\n\n{rows_table(rows, columns)}")
 
-    def show_tables(self, name: str, make: Callable[[Experiment], list[Table]]) -> None:
+    def show_tables(self, name: str, make: Callable[[Experiment], Iterable[Table]]) -> None:
         """`make(experiment)`, tables that gather rows, each under its title, for each device; empty ones left out."""
         for label, experiment in self.sets(name):
             for table in make(experiment):
                 if table.cells:
-                    show_markdown(f"**{table.title}.** {label.replace('**', '')}\n\n{table.markdown()}")
+                    show_markdown(f"**{table.title}.** {label.replace('**', '')}:
+
+{table.markdown()}")
 
     def show_figure(self, name: str, draw: Callable[[Experiment], Any]) -> None:
         """`draw(experiment)`, a matplotlib figure with alternative text, for each device that has measured rows."""

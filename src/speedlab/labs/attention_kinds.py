@@ -6,6 +6,7 @@ Shapes: B batch, H query heads, G key/value heads, T tokens, D width of one head
 from __future__ import annotations
 
 import importlib.util
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -99,9 +100,31 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: SDPBackend | No
         except RuntimeError as error:
             if "available kernel" not in str(error) and "viable backend" not in str(error):
                 raise
-            own = [str(w.message) for w in said if backend.name.split("_")[0].lower() in str(w.message).lower()]
-            why = f": {own[-1].split(' (Triggered')[0]}" if own else ""
+            why = why_not(backend, [str(warning.message) for warning in said])
+            why = f": {why}" if why else ""
             raise NotAvailable(f"PyTorch's {backend.name} does not take these inputs here{why}"[:300]) from error
+
+
+# PyTorch says "Flash attention kernel not used because:" and its reasons in messages of their own after that one.
+HEADING = re.compile(r"(\w+).* kernel not used because:")
+SPOKEN = {"FLASH_ATTENTION": "flash", "CUDNN_ATTENTION": "cudnn", "EFFICIENT_ATTENTION": "memory"}
+
+
+def why_not(backend: SDPBackend, messages: list[str]) -> str:
+    """PyTorch's reasons against one backend, of all that it said about each; empty where it gave none."""
+    reasons: dict[str, list[str]] = {}
+    current = ""
+    for message in messages:
+        text = " ".join(message.split(" (Triggered")[0].split())
+        if heading := HEADING.match(text):
+            current = heading[1].lower()
+            text = text[heading.end() :].strip()
+        if text:
+            reasons.setdefault(current, []).append(text)
+    spoken = SPOKEN.get(backend.name, "")
+    # One said before any heading, or about a backend without a heading of its own, names it.
+    loose = [text for text in reasons.get("", []) if spoken and spoken in text.lower()]
+    return " ".join(dict.fromkeys(reasons.get(spoken) or loose))
 
 
 def _plain(device: torch.device) -> Attention:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 from speedlab.errors import NotAvailable
 from speedlab.labs.counted_bytes import CompiledBytes, compiled_bytes, operator_bytes
@@ -24,7 +25,14 @@ from speedlab.labs.warm_start import first_step_elsewhere
 from speedlab.ladder import NINE_STEPS
 from speedlab.measuring.memory import free_everything
 from speedlab.measuring.stopwatch import seconds_of
-from speedlab.measuring.variant import measure_variant, profile_variant, start_fresh, start_variant, time_steps
+from speedlab.measuring.variant import (
+    compile_cache,
+    measure_variant,
+    profile_variant,
+    start_fresh,
+    start_variant,
+    time_steps,
+)
 from speedlab.model import GPT
 from speedlab.recipe import Recipe
 
@@ -165,7 +173,9 @@ def interrupted(bench: Any, recipe: Recipe, name: str) -> dict[str, Any]:
     with quiet():
         for _ in range(1 + bench.plan.warmup_steps):
             step(batches)
-        return {**found, "step_ms": time_steps(step, batches, bench.device, bench.plan.steps)}
+        before = counters["stats"]["unique_graphs"]
+        step_ms = time_steps(step, batches, bench.device, bench.plan.steps)
+        return {**found, "step_ms": step_ms, "recompiles": int(counters["stats"]["unique_graphs"] - before)}
 
 
 @contextmanager
@@ -202,12 +212,15 @@ def other_batches(bench: Any, recipe: Recipe, dynamic: bool | None) -> dict[str,
         check_compiles(bench, small.but(compile="default"))
     compiled = torch.compile(model, dynamic=dynamic, backend=backend)
     graphs, seconds = [], []
-    with torch.no_grad():
+    with torch.no_grad(), fresh_cache():  # or a graph that another row has compiled would be read, not made
         for batch in BATCHES:
             tokens_BT = torch.zeros(batch, small.context_length, dtype=torch.int64, device=bench.device)
             seconds.append(seconds_of(partial(compiled, tokens_BT), bench.device))
             graphs.append(int(counters["stats"]["unique_graphs"]))
-    return {"batches": list(BATCHES), "graphs": graphs, "call_s": seconds, "backend": backend}
+        cache = compile_cache()
+    return {
+        "batches": list(BATCHES), "graphs": graphs, "call_s": seconds, "backend": backend, "compile_cache": cache,
+    }  # fmt: skip
 
 
 def count_bytes(bench: Any, recipe: Recipe, graphs: CompiledBytes) -> dict[str, Any]:

@@ -6,8 +6,9 @@ Where an experiment lacks the rows, as a toy does, the figure shows those that t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import cycle
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -29,12 +30,17 @@ from speedlab.publishing.plotting import (
     new_chart,
     styled,
 )
+from speedlab.publishing.tables import rung_title
+from speedlab.publishing.words_of_compiler import LAYERS
 from speedlab.publishing.words_of_labs_inside import find
 from speedlab.records.experiment import Experiment
+from speedlab.records.record import Record
 
 Row = dict[str, Any]
 COLOURS = (AFTER, PUBLISHED, SAVED, LOST, SKY, UNCLEAR, INK)
 MARKERS = "osD^vPX<>*"
+# Forms of attention that are no single kernel.
+SEPARATE = ("plain", "plain_compiled", "tiled", "sdpa_math")
 MOST_KINDS = 6  # of kernels that have a colour of their own
 
 
@@ -106,12 +112,42 @@ def weight_trajectories(experiment: Experiment) -> Figure:
     return figure
 
 
+def precision_gaps(records: Sequence[Record]) -> Figure:
+    """How far each way to train is from the mean of the reference's repeats, over the tokens seen, in nats.
+
+    records: the rungs of ladder `precisions` on one device, whose curves stand beside one of the reference each.
+    """
+    details = {record.rung: record.contract_detail for record in records if "curve" in (record.contract_detail or {})}
+    if len(details) < 2:
+        return _nothing("Loss against float32")
+    repeats = list(zip(*(detail["curve_before"]["losses"] for detail in details.values()), strict=True))
+    middle = [fmean(losses) for losses in repeats]
+    tokens = [count / 1e6 for count in next(iter(details.values()))["curve"]["tokens"]]
+    gaps = {rung: [loss - mean for loss, mean in zip(detail["curve"]["losses"], middle, strict=True)]
+            for rung, detail in details.items()}  # fmt: skip
+    words = "; ".join(f"{rung_title('precisions', rung)} ends {gap[-1]:+.3f}" for rung, gap in gaps.items())
+    with styled():
+        figure, (axis,) = new_chart(
+            7, title="Loss against float32, the same text", alt=f"Difference in nats over tokens. {words}."
+        )
+        low, high = ([edge(losses) - mean for losses, mean in zip(repeats, middle, strict=True)] for edge in (min, max))
+        axis.fill_between(tokens, low, high, color=UNCLEAR, alpha=0.5, label=f"float32, {len(details)} times")
+        for (rung, gap), colour in zip(gaps.items(), COLOURS, strict=False):
+            axis.plot(tokens, gap, color=colour, linewidth=1.3, label=rung_title("precisions", rung))
+        axis.axhline(0, color=INK, linewidth=0.7)
+        axis.set_xlabel("million tokens seen")
+        axis.set_ylabel("nats above float32")
+        legend_below(figure, axis, 2)
+    return figure
+
+
 def attention_over_context(experiment: Experiment) -> Figure:
     """Time of both passes over the context at a fixed number of tokens, and where it was counted the memory."""
     rows = find(experiment, what="context")
     if not rows:
         return _nothing("Attention over the context")
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    # PyTorch's own choice lies on the kernel that it chose, as the words below the figure say.
+    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind != "sdpa"]
     counted = any(row["extra_peak_bytes"] is not None for row in rows)
     words = "; ".join(
         f"{kind} " + ", ".join(f"{form.three_digits(median(row['both_ms']))} ms at {row['context']:,}"
@@ -120,17 +156,21 @@ def attention_over_context(experiment: Experiment) -> Figure:
     )  # fmt: skip
     with styled():
         figure, axes = new_chart(
-            9, columns=2 if counted else 1, title="Attention, forward and backward, same tokens in longer sequences",
+            10, columns=2 if counted else 1, title="Attention, forward and backward, same tokens in longer sequences",
             alt=f"Time over the context. {words}.",
         )  # fmt: skip
-        for kind, colour, marker in zip(kinds, cycle(COLOURS), cycle(MARKERS), strict=False):
+        colours = {True: cycle(COLOURS), False: cycle(COLOURS)}
+        for kind, marker in zip(kinds, cycle(MARKERS), strict=False):
             line = [row for row in rows if row["kind"] == kind]
-            contexts = [row["context"] for row in line]
-            look = {"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.2, "label": kind}
+            contexts, separate = [row["context"] for row in line], kind in SEPARATE
+            look = {
+                "color": next(colours[separate]), "marker": marker, "markersize": 4.5, "linewidth": 1.3,
+                "linestyle": "--" if separate else "-", "label": kind,
+            }  # fmt: skip
             axes[0].plot(contexts, [median(row["both_ms"]) for row in line], **look)
             if counted:
                 axes[1].plot(contexts, [row["extra_peak_bytes"] / 2**30 for row in line], **look)
-        for axis, label in zip(axes, ("ms", "GiB beyond the inputs"), strict=False):
+        for axis, label in zip(axes, ("ms (dashed: operations of their own)", "GiB beyond the inputs"), strict=False):
             _log_log(axis, sorted({row["context"] for row in rows}))
             axis.set_ylabel(label)
         legend_below(figure, axes[0], 5)
@@ -141,6 +181,7 @@ def _log_log(axis: Axes, contexts: list[int]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(contexts, [f"{context:,}" for context in contexts], fontsize=8)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.minorticks_off()
     axis.set_xlabel("tokens of a sequence")
     axis.grid(axis="y", color=MUTED, linewidth=0.3)
@@ -160,7 +201,9 @@ def break_even(experiment: Experiment) -> Figure:
         for mode, (compile_s, step_s) in times.items()
     )
     with styled():
-        figure, (axis,) = new_chart(6, title="When is compiling paid back?", alt=f"Seconds over steps. {words}.")
+        figure, (axis,) = new_chart(
+            6, title="When is compiling paid back? Native layers", alt=f"Seconds over steps. {words}."
+        )
         for (mode, (compile_s, step_s)), colour in zip(times.items(), COLOURS, strict=False):
             axis.plot([0, steps], [compile_s, compile_s + steps * step_s], color=colour, linewidth=1.6, label=mode)
         axis.set_xlim(0, steps)
@@ -181,7 +224,7 @@ def fused_kernels(experiment: Experiment) -> Figure:
         for kind, one in row["kinds"].items():
             totals[kind] = totals.get(kind, 0.0) + one["time_us"]
     named = sorted(totals, key=lambda kind: -totals[kind])[:MOST_KINDS]
-    labels = [f"{row['recipe']}, {row['mode']}" for row in rows]
+    labels = [f"{LAYERS.get(row['recipe'], row['recipe'])}, {row['mode']}" for row in rows]
     words = "; ".join(
         f"{label}: {form.three_digits(row['time_us'] / 1e3)} ms in {form.count(row['calls'])} launches"
         for label, row in zip(labels, rows, strict=True)
