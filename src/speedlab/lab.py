@@ -84,9 +84,7 @@ class Lab:
         for label, experiment in self.sets(name):
             for table in make(experiment):
                 if table.cells:
-                    show_markdown(f"**{table.title}.** {label.replace('**', '')}:
-
-{table.markdown()}")
+                    show_markdown(f"**{table.title}.** {label.replace('**', '')}:\n\n{table.markdown()}")
 
     def show_figure(self, name: str, draw: Callable[[Experiment], Any]) -> None:
         """`draw(experiment)`, a matplotlib figure with alternative text, for each device that has measured rows."""
