@@ -49,7 +49,7 @@ def test_where_one_sequence_does_not_fit_something_is_recomputed() -> None:
 
 
 def test_passes_too_small_to_fill_the_card_are_the_last_resort() -> None:
-    path = decide(LARGE.but(context_length=1024, micro_batch=16), card(9))
+    path = decide(LARGE.but(context_length=1024, micro_batch=16), card(11))
     assert set(path[-1].change) == {"micro_batch", "accumulation"} and "do not fill" in path[-1].cost
     assert path[-1].fits and path[-1].recipe.micro_batch * 1024 < ENOUGH_TOKENS
     assert path[-2].recipe.checkpointing == "every_block"

@@ -184,7 +184,8 @@
 
   /* Bytes of the card that a recipe is predicted to need, reserve included (speedlab.memory_fit). */
   speedlab.neededBytes = function (recipe, card, known) {
-    const share = known.cuda_graphs.includes(recipe.compile) ? known.graphs_share : known.allocator_share;
+    const plain = recipe.precision.endsWith("_autocast") ? known.autocast_share : known.allocator_share;
+    const share = known.cuda_graphs.includes(recipe.compile) ? known.graphs_share : plain;
     return Math.round(speedlab.planMemory(recipe, card.capability, known).peakBytes * (1 + share)) + known.context_bytes;
   };
 

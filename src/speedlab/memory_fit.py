@@ -13,9 +13,11 @@ from speedlab.recipe import Recipe
 
 # What a card's memory is needed for besides tensors: CUDA's context with the code of all kernels, and blocks of the
 # allocator that no tensor fills. The shares are no smaller than that of any committed record (a test says so). Blocks
-# of a CUDA graph's pool serve that graph alone, so that more of them stay unfilled.
+# of a CUDA graph's pool serve that graph alone, so that more of them stay unfilled. Under autocast tensors come and go
+# in two formats, and the holes that those of one leave do not fit those of the other.
 CONTEXT_BYTES = 2**30
 ALLOCATOR_SHARE = 0.18
+AUTOCAST_SHARE = 0.32
 GRAPHS_SHARE = 0.28
 LARGEST_MICRO_BATCH = 1 << 16
 # The share of what the allocator may take that tensors can fill: with no room left it gives unused blocks back.
@@ -62,7 +64,9 @@ def needed_bytes(recipe: Recipe, card: Card) -> int:
 
 def allocator_share(recipe: Recipe) -> float:
     """What the allocator takes beyond the peak of the tensors, as a share of it."""
-    return ALLOCATOR_SHARE if is_counted(recipe) else GRAPHS_SHARE
+    if not is_counted(recipe):
+        return GRAPHS_SHARE
+    return AUTOCAST_SHARE if recipe.precision.endswith("_autocast") else ALLOCATOR_SHARE
 
 
 def fits(recipe: Recipe, card: Card) -> bool:

@@ -140,6 +140,7 @@ def memory_constants() -> dict[str, Any]:
         "smallest_block": memory_plan.SMALLEST_BLOCK,
         "context_bytes": memory_fit.CONTEXT_BYTES,
         "allocator_share": memory_fit.ALLOCATOR_SHARE,
+        "autocast_share": memory_fit.AUTOCAST_SHARE,
         "graphs_share": memory_fit.GRAPHS_SHARE,
         "cuda_graphs": memory_plan.CUDA_GRAPHS,
         "largest_micro_batch": memory_fit.LARGEST_MICRO_BATCH,
