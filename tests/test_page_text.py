@@ -53,6 +53,13 @@ def test_prose_of_a_source_is_wrapped_and_its_code_is_not() -> None:
     ]
 
 
+def test_a_sentence_over_two_filled_lines_is_wrapped_as_one() -> None:
+    filled = "word " * 20 + "end"
+    source = f'def f():\n    """{filled}\n    tail.\n\n    x: {filled}\n    y: another.\n    """\n'
+    lines = wrap_prose(source).splitlines()
+    assert "end tail." in lines[2] and "    y: another." in lines and max(map(len, lines)) <= 88
+
+
 def _words_only(source: str) -> str:
     """The source with its docstring's white space made one space, so that only the code is compared."""
     tree = ast.parse(source)

@@ -14,6 +14,7 @@ import tokenize
 from typing import Any
 
 PAGE_LETTERS = 88
+FILLED_LETTERS = 100  # from here on a line of the source was ended by its margin
 
 
 def source_block(thing: Any) -> str:
@@ -27,17 +28,29 @@ def wrap_prose(source: str, width: int = PAGE_LETTERS) -> str:
     lines = source.splitlines()
     prose = _prose_lines(source)
     wrapped: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        mark = prose.get(number)
+    number = 0
+    while number < len(lines):
+        line, mark = lines[number], prose.get(number + 1)
+        number += 1
         if mark is None or len(line) <= width:
             wrapped.append(line)
             continue
+        while number < len(lines) and prose.get(number + 1) == mark and _goes_on(lines[number - 1], lines[number]):
+            line += " " + lines[number].strip().removeprefix(mark)
+            number += 1
         indent = re.match(r"\s*", line).group()  # type: ignore[union-attr]
         wrapped += textwrap.wrap(
             line.strip(), width, initial_indent=indent, subsequent_indent=indent + mark, break_long_words=False,
             break_on_hyphens=False,
         )  # fmt: skip
     return "\n".join(wrapped)
+
+
+def _goes_on(line: str, following: str) -> bool:
+    """Whether a sentence goes on in the next line: the first is filled, and the next begins nothing of its own."""
+    words = following.strip().removeprefix("# ")
+    starts = not words or words.startswith('"""') or re.match(r"\w+:|[*-] ", words)
+    return len(line) >= FILLED_LETTERS and not starts and not line.rstrip().endswith('"""')
 
 
 def _prose_lines(source: str) -> dict[int, str]:
