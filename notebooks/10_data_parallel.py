@@ -127,7 +127,8 @@ several_gpus.show_series()
 # The recorded tables take the exchange apart.
 #
 # * A step of rank 0 on a line of time: *computing*, *exposed exchange* (communication while no other kernel ran) and
-#   *pauses* (no kernel at all) add up to the step. *By the link's rate* is what its bytes would need alone.
+#   *pauses* (no kernel at all) add up to the step. Of the exchange, *by the link's rate* is what its bytes would need
+#   alone, and *begins after* is counted from the update before.
 # * The sweep changes one thing about the exchange in each row. *No clear difference*: the middle halves of the samples
 #   meet, or the interval of the ratio holds 1.
 # * The stages start from the same program on each GPU without DDP, which shows what a neighbour costs that is never

@@ -119,7 +119,7 @@ def test_with_records_the_same_calls_fill_their_tables(recorded, shown):
     assert "No machine" not in text and text.count("**Recorded** on") == len(CALLS)
     assert "| Tied head, no dropout, autocast, 32 sequences a GPU | 2 | 1,008,246 | 65.0 | 1.85x |" in text
     # Step = computing + exposed + pauses; then the exchange in all, what of it is hidden, bytes and their time.
-    assert "| 63.0 | 60.5 | 1.25 | 1.25 | 4.00 | 68.8 % | 500 | 2.00 | 25.0 |" in text
+    assert "| 63.0 | 60.5 | 1.25 | 1.25 |" in text and "| 4.00 | 68.8 % | 500 | 2.00 | 25.0 |" in text
     assert "250 GB/s at 64 MiB" in text
     assert "Not measured (error: RuntimeError: a | b): few." in text
 

@@ -84,7 +84,7 @@ def where_it_goes(experiment: Experiment, alone: Record | None) -> str:
             sentence += f"; {which} the other {len(sharing) - 1} ways to exchange lie within the spread of it"
         sentences.append(sentence + ".")
     sentences += [words for words in (_power_words(experiment), hiding_words(experiment)) if words]
-    return "\n".join([*lines, "", " ".join(sentences)]) + "\n"
+    return "\n".join([*lines, "", *(f"* {sentence}" for sentence in sentences)]) + "\n"
 
 
 def hiding_words(experiment: Experiment) -> str:
@@ -108,29 +108,33 @@ def hiding_words(experiment: Experiment) -> str:
 
 
 def timeline_table(rows: Iterable[tuple[str, dict[str, Any]]]) -> str:
-    """One row for each (title, communication): the step of rank 0 as computing, exposed exchange and pauses.
+    """Two tables with one row for each (title, communication): the step of rank 0 by what ran, and its exchange.
 
     "" where no step was drawn on a line of time.
     """
     rows = [(title, communication) for title, communication in rows if _timeline(communication)]
     if not rows:
         return ""
-    lines = [
-        "| recipe | step, ms | computing | exposed exchange | pauses | exchange in all | hidden | "
-        "each GPU sends, MB | by the link's rate, ms | begins after, ms |",
-        "| --- |" + " ---: |" * 9,
+    step = [
+        "| step of rank 0 | in all, ms | computing | exposed exchange | pauses |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    exchange = [
+        "| its exchange | in all, ms | hidden | each GPU sends, MB | by the link's rate, ms | begins after, ms |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for title, communication in rows:
         times = _timeline(communication)
         sending, exposed = times["communication_ms"], times["exposed_ms"]
         cells = [form.three_digits(times[name]) for name in ("span_ms", "compute_ms", "exposed_ms", "idle_ms")]
-        cells += [
+        step.append("| " + " | ".join([title, *cells]) + " |")
+        cells = [
             form.three_digits(sending), form.percent(1 - exposed / sending if sending else None),
             form.count(communication["ring_bytes"] / 1e6), form.three_digits(communication.get("ring_ms")),
             form.three_digits(times["first_exchange_ms"]),
         ]  # fmt: skip
-        lines.append("| " + " | ".join([title, *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        exchange.append("| " + " | ".join([title, *cells]) + " |")
+    return "\n".join([*step, "", *exchange]) + "\n"
 
 
 def what_is_left(pairs: Sequence[tuple[str, Record, Record]]) -> str:
@@ -158,7 +162,11 @@ def what_is_left(pairs: Sequence[tuple[str, Record, Record]]) -> str:
             f"| {title} | {gpus} | {more:.2f} | {form.three_digits(exposed)} | {rest} | {reached} | "
             f"{form.NOTHING if too_many <= 0 else f'{too_many:.2f}'} |"
         )
-    return "\n".join(lines) + "\n"
+    words = (
+        "The rest is computing that takes longer and pauses that do; without a timeline of one GPU nothing tells them "
+        "apart."
+    )
+    return "\n".join([*lines, "", words]) + "\n"
 
 
 def lesson_words(pairs: Sequence[tuple[str, Record, Record]]) -> str:
