@@ -51,6 +51,20 @@ def test_every_kind_is_the_same_function(kind: str, layout: str, key_value_heads
         torch.testing.assert_close(found.double(), true, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in HERE if kind != "plain"])
+def test_without_causal_every_query_meets_every_key(kind: str) -> None:
+    qkv = make_inputs(SHAPE, CPU)
+    gradient = torch.randn_like(qkv[0])
+
+    def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1) / 8**0.5, dim=-1) @ v
+
+    exact = tuple(x.detach().double().requires_grad_() for x in qkv)
+    expected = forward_backward(written_out, exact, gradient.double(), False)
+    for found, true in zip(forward_backward(get_attention(kind, CPU), qkv, gradient, False), expected, strict=True):
+        torch.testing.assert_close(found.double(), true, rtol=1e-4, atol=1e-5)
+
+
 def test_layouts_hold_the_same_shape_in_another_order_of_memory() -> None:
     strides = {layout: make_inputs(Shape(**vars(SHAPE) | {"layout": layout}), CPU)[1].stride() for layout in LAYOUTS}
     assert strides["heads first"] == (4 * 12 * 8, 12 * 8, 8, 1)
@@ -192,10 +206,16 @@ def test_nsight_compute_without_numbers_is_a_reason(
 
 def test_without_nsight_compute_the_formula_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dram_traffic.shutil, "which", lambda name: None)
-    bench = SimpleNamespace(scaled=lambda recipe: recipe)
+    bench = SimpleNamespace(scaled=lambda recipe: recipe, device=torch.device("cuda"))
     rows = list(dram_traffic.attention_traffic(bench, lambda text: None))
     assert [row["status"] for row in rows] == ["measured", "measured", "unavailable"]
     # Four passes over the scores, which every head of every sequence has, and over q, k, v and the output.
     scores, vectors = 8 * 12 * 1024 * 1024 * 2, 8 * 12 * 1024 * 64 * 2
     assert rows[0]["bytes"] == 4 * scores + 4 * vectors
     assert rows[1]["bytes"] < rows[0]["bytes"] / 5
+
+
+def test_a_toy_counts_by_formula_and_says_that_there_are_no_counters() -> None:
+    rows = run_experiment("attention_traffic", profile="smoke").rows
+    assert [row["status"] for row in rows] == ["measured", "measured", "unavailable"]
+    assert rows[-1]["reason"] == "the counters are those of a GPU, and there is none here"

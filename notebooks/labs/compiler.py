@@ -119,8 +119,8 @@ lab.show_tables("compile_modes", words.losses)
 #
 # ## What we learned
 #
-# * *torch.compile is a free lunch.* It is paid in advance, each time shapes or code change. The row of the new process
-#   says how much of it a cache on disk gives back.
+# * *torch.compile is a free lunch.* It is paid in advance, each time shapes or code change. The first step of a new
+#   process shows how much of it a cache on disk gives back.
 # * *What it gains is fusion.* With hand-written layers much of it is. With native ones, which PyTorch's authors fused
 #   already, the gain is in matmuls that the compiler pads: look at both before you explain a speed-up.
 # * Compare the kernel times of the two compiled rows, native and hand-written layers: what is left between them is what

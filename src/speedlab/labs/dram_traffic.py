@@ -40,10 +40,15 @@ def attention_traffic(bench: Any, say: Any) -> Iterator[dict[str, Any]]:
         )
     for kind in MEASURED:
         say(f"Nsight Compute on {kind}")
-        row = attempt(partial(measured_traffic, kind, **sizes), what="measured", kind=kind, **sizes)
+        measure = partial(measured_traffic, kind, **sizes) if bench.device.type == "cuda" else _no_counters
+        row = attempt(measure, what="measured", kind=kind, **sizes)
         yield row
         if row["status"] == "unavailable":
             break  # the tool is what is missing
+
+
+def _no_counters() -> dict[str, Any]:
+    raise NotAvailable("the counters are those of a GPU, and there is none here")
 
 
 def measured_traffic(kind: str, *, batch: int, context: int, heads: int, head_width: int) -> dict[str, Any]:

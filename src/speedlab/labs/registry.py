@@ -92,7 +92,7 @@ ENTRIES: tuple[Entry, ...] = (
         question="How long does attention take, and how much memory, by which kernel and at which context?",
     ),
     Entry(
-        name="attention_traffic", function="speedlab.labs.dram_traffic:attention_traffic", gpu=True,
+        name="attention_traffic", function="speedlab.labs.dram_traffic:attention_traffic",
         question="How many bytes does attention move between memory and chip, counted and measured?",
     ),
     Entry(
