@@ -20,9 +20,13 @@ from speedlab.measuring.variant import Plan
 from speedlab.measuring.workbench import Workbench
 from speedlab.memory_fit import CONTEXT_BYTES
 from speedlab.profile import SMOKE
+from speedlab.memory_plan import plan_memory
 from speedlab.recipe import Recipe
+from speedlab.records.experiment import Experiment, committed_experiments, read_experiments
 
 CPU = torch.device("cpu")
+NONE_YET = pytest.param(None, id="none", marks=pytest.mark.skip(reason="no run of this experiment is committed yet"))
+COMMITTED = read_experiments(committed_experiments(), "together") or [NONE_YET]
 
 
 def quiet(text: str) -> None:
@@ -157,3 +161,15 @@ def test_the_rows_of_other_models_come_from_our_stopwatch(bench: Workbench, monk
     assert {row["tokens_per_step"] for row in found} == {256}, "the same tokens, in one pass or two"
     for plain, all_levers in (found[:2], found[2:]):
         assert all_levers["losses"] == pytest.approx(plain["losses"], abs=5e-3)
+
+
+@pytest.mark.parametrize("committed", COMMITTED, ids=lambda experiment: experiment and experiment.device)
+def test_the_plan_of_today_is_within_two_percent_of_every_committed_peak(committed: Experiment) -> None:
+    """Rows keep the prediction that was made before they ran; the formulas may have learned since then."""
+    off = {}
+    for row in committed.measured:
+        if row["what"] in ("whole", "budget") and row["peak_allocated_bytes"]:
+            shape = {name: row[name] for name in ("context_length", "micro_batch", "accumulation")}
+            plan = plan_memory(lab.PLAIN.but(**lab.VARIANTS[row["variant"]].change, **shape), capability=(9, 0))
+            off[row["variant"], *shape.values()] = plan.peak_allocated_bytes / row["peak_allocated_bytes"] - 1
+    assert len(off) >= 7 and {name: error for name, error in off.items() if abs(error) > 0.02} == {}

@@ -41,7 +41,7 @@ def test_smaller_passes_come_before_recomputing_as_long_as_they_fill_the_card() 
 
 
 def test_where_one_sequence_does_not_fit_something_is_recomputed() -> None:
-    path = decide(LARGE.but(micro_batch=1), card(16))
+    path = decide(LARGE.but(micro_batch=1), card(14))
     assert [choice.change.get("checkpointing") for choice in path] == [None, None, "selective", "every_block"]
     assert [choice.fits for choice in path] == [False, False, False, True]
     both = decide(LARGE, card(16))[-1]

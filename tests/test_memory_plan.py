@@ -100,7 +100,14 @@ def test_the_peak_of_forward_and_backward_and_its_moment(
     moments = {name: sum(held.values()) - outside - standing for name, held in plan.moments.items()}
     del moments["optimizer"]  # not run here
     assert max(moments, key=lambda name: moments[name]) == moment
-    assert moments[moment] == pytest.approx(count(recipe).peak, rel=tolerance)
+    # Softmax backward makes a product inside CUDA's kernel, which no dispatcher sees; with a dropout mask to give back,
+    # other moments of the same block are as large without it.
+    product = FLOAT32 * sizes_of(recipe).square if moment == "backward" and is_product_at_the_peak(recipe) else 0
+    assert moments[moment] == pytest.approx(count(recipe).peak + product, rel=tolerance)
+
+
+def is_product_at_the_peak(recipe: Recipe) -> bool:
+    return recipe.attention == "plain" and (recipe.dropout == 0.0 or recipe.precision.endswith("_autocast"))
 
 
 @contextmanager

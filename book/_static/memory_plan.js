@@ -66,13 +66,23 @@
 
   function keptOutsideBlocks(recipe, size) {
     const positions = size.compiled ? recipe.context_length * recipe.embedding_width * size.stream : 0;
-    const perBlock = 12 * recipe.embedding_width ** 2;
     return {
       embeddings: (size.rows + recipe.context_length) * INT64 + positions + (recipe.dropout ? size.width * BOOL : 0),
       "last layer norm": layerNorm(size),
-      "cast weights": size.autocast
-        ? SIXTEEN_BITS * (recipe.num_layers * perBlock + size.vocabulary * recipe.embedding_width) : 0,
+      "cast weights": castWeights(recipe, size),
     };
+  }
+
+  const castInBlock = (recipe, size) => (size.autocast ? 12 * recipe.embedding_width ** 2 * SIXTEEN_BITS : 0);
+
+  function castWeights(recipe, size) {
+    if (!size.autocast) return 0;
+    const kind = recipe.checkpointing, all = recipe.num_layers * castInBlock(recipe, size);
+    let kept = all;
+    if (kind === "every_block" || kind === "selective" || kind === "offload") kept = 0;
+    else if (kind === "every_second_block") kept = Math.floor(recipe.num_layers / 2) * castInBlock(recipe, size);
+    else if (kind === "feed_forward") kept = all / 3;
+    return kept + SIXTEEN_BITS * size.vocabulary * recipe.embedding_width;
   }
 
   function paddedHead(recipe, size) {
@@ -100,9 +110,9 @@
   function recomputedInBlock(recipe, size) {
     const kind = recipe.checkpointing, whole = total(keptByBlock(recipe, size));
     if (kind === "off" || kind === "offload") return 0;
-    if (kind === "feed_forward") return feedForward(size);
+    if (kind === "feed_forward") return feedForward(size) + castInBlock(recipe, size) * 2 / 3;
     if (kind === "every_second_block" && recipe.num_layers % 2 === 0) return 0;
-    return whole - (kind === "selective" ? selected(recipe, size) : 0);
+    return whole + castInBlock(recipe, size) - (kind === "selective" ? selected(recipe, size) : 0);
   }
 
   function totalParameters(recipe, size) {
@@ -147,7 +157,9 @@
     const inner = 4 * size.width * size.compute * (size.native || size.compiled ? 1 : 3);
     let squares = 0;
     if (writtenOut(recipe)) {
-      squares = size.autocast && !size.compiled ? 6 * size.square : size.square * size.compute * (recipe.dropout ? 1 : 2);
+      if (size.autocast && !size.compiled) squares = (3 * FLOAT32 - SIXTEEN_BITS) * size.square;
+      else if (size.compiled) squares = size.square * size.compute * (recipe.dropout ? 1 : 2);
+      else squares = size.square * (recipe.dropout ? 2 * size.compute - BOOL : 3 * size.compute);
       squares -= feedForward(size) + layerNorm(size);
     }
     return 2 * size.width * size.stream + Math.max(inner, squares);

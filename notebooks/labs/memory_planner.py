@@ -138,7 +138,7 @@ Markdown(render_tables([memory_words.card_table(rungs)], "markdown"))
 #   table is on paper, nothing of it was run here.
 # * *Checkpointing cuts activations several-fold.* It does, and it leaves logits and state where they are.
 # * For your card: ask the plan first, take the switches in its order, and try once where it says that it just fits.
-#   [All levers together](together) does this on emulated cards, and shows where the plan was wrong.
+#   [All levers together](together) does this on emulated cards, with what the plan had said beside what came.
 
 # %%
 Markdown(render_tables([memory_words.paper_table()], "markdown"))

@@ -79,7 +79,9 @@ lab.show_words("together", words.together_words)
 lab.show_figure("together", figures.levers)
 
 # %% [markdown]
-# And at the context that is wanted, on smaller cards, at once (`2 x 1`) or one sequence after the other (`1 x 2`).
+# And at the context that is wanted, on smaller cards, at once (`2 x 1`) or one sequence after the other (`1 x 2`), beside
+# what the plan had said before the run. A row keeps the prediction that it was made with. Where the formulas learned
+# something from it, the next run shows it; a test holds today's plan to two per cent of every recorded peak.
 
 # %%
 lab.show_words("together", words.budget_words)
@@ -134,8 +136,8 @@ lab.show_tables("together_hf", tables.other_models_table)
 #   2 x 1*: the same tokens on the same card.
 # * *Accumulation, checkpointing and loading give another factor of speed.* The first figure says what each gave: memory
 #   or nothing, where the card was busy before.
-# * A plan on paper decides what fits, within a reserve. It costs nothing to ask it first, and one try to be sure: near
-#   the limit it can be wrong, as the table of what it had said shows.
+# * A plan on paper decides what fits, within a reserve. It costs nothing to ask it first, and near the limit one try to
+#   be sure.
 #
 # ## Try it yourself
 #

@@ -120,7 +120,8 @@ def kept_outside_blocks(recipe: Recipe) -> dict[str, int]:
     return {
         "embeddings": ids + positions + (size.width * BOOL if recipe.dropout else 0),
         "last layer norm": layer_norm(recipe),
-        # Autocast casts each float32 matrix to 16 bits; the matmul keeps the copy for the gradient of its input.
+        # Autocast casts each float32 matrix to 16 bits; the matmul keeps the copy for the gradient of its input. A
+        # checkpointed block keeps none: its copies go when the forward pass ends, and are made again.
         "cast weights": cast_weights(recipe),
     }
 
@@ -128,8 +129,19 @@ def kept_outside_blocks(recipe: Recipe) -> dict[str, int]:
 def cast_weights(recipe: Recipe) -> int:
     if not sizes_of(recipe).autocast:
         return 0
-    per_block = 12 * recipe.embedding_width**2
-    return SIXTEEN_BITS * (recipe.num_layers * per_block + recipe.padded_vocab_size * recipe.embedding_width)
+    kept = recipe.num_layers * cast_in_block(recipe)
+    if recipe.checkpointing in ("every_block", "selective", "offload"):
+        kept = 0
+    elif recipe.checkpointing == "every_second_block":
+        kept = recipe.num_layers // 2 * cast_in_block(recipe)
+    elif recipe.checkpointing == "feed_forward":  # 8 of the 12 width x width of a block
+        kept //= 3
+    return kept + SIXTEEN_BITS * recipe.padded_vocab_size * recipe.embedding_width
+
+
+def cast_in_block(recipe: Recipe) -> int:
+    """Bytes of the 16-bit copies of one block's matrices under autocast."""
+    return 12 * recipe.embedding_width**2 * SIXTEEN_BITS if sizes_of(recipe).autocast else 0
 
 
 def padded_head(recipe: Recipe) -> int:
@@ -170,10 +182,10 @@ def recomputed_in_block(recipe: Recipe) -> int:
     if kind in ("off", "offload"):  # offloaded tensors come back one at a time
         return 0
     if kind == "feed_forward":
-        return whole["feed-forward"]
+        return whole["feed-forward"] + cast_in_block(recipe) * 2 // 3
     if kind == "every_second_block" and recipe.num_layers % 2 == 0:
         return 0  # the last block kept everything
-    return sum(whole.values()) - (_selected(recipe) if kind == "selective" else 0)
+    return sum(whole.values()) + cast_in_block(recipe) - (_selected(recipe) if kind == "selective" else 0)
 
 
 def _selected(recipe: Recipe) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speedlab.memory_activations import (
+    BOOL,
     FLOAT32,
     INT64,
     SIXTEEN_BITS,
@@ -211,9 +212,13 @@ def _block_backward(recipe: Recipe) -> int:
     inner = 4 * size.width * size.compute * (1 if recipe.layers == "native" or size.compiled else 3)
     squares = 0
     if recipe.attention in ("plain", "sdpa_math"):
-        if size.autocast and not size.compiled:  # softmax backward in float32: two gradients, less what was cast down
-            squares = 6 * size.square
-        else:  # the gradient of the probabilities; without dropout the softmax's own beside it
+        # Softmax backward: the gradient it gets, its product with the result, which CUDA's kernel makes first
+        # (aten/src/ATen/native/cuda/SoftMax.cu), and the gradient it gives. What the matmul had kept is gone by then.
+        if size.autocast and not size.compiled:  # all three in float32, less the probabilities that were cast down
+            squares = (3 * FLOAT32 - SIXTEEN_BITS) * size.square
+        elif size.compiled:  # a generated kernel needs no product of its own
             squares = size.square * size.compute * (1 if recipe.dropout else 2)
+        else:  # with dropout its mask is gone as well, and the dropped-out copy
+            squares = size.square * (2 * size.compute - BOOL if recipe.dropout else 3 * size.compute)
         squares -= kept["feed-forward"] + layer_norm(recipe)  # the feed-forward part has gone backward already
     return 2 * _stream(recipe) + max(inner, squares)
