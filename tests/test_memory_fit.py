@@ -30,8 +30,11 @@ BY_SLUG = {card.slug: card for card in CARDS}
 H200, T4, A100 = BY_SLUG["nvidia-h200"], BY_SLUG["tesla-t4"], BY_SLUG["nvidia-a100-40gb"]
 
 
-def test_the_reserve_covers_what_the_allocator_took_in_every_committed_record() -> None:
-    records = [record for record in read_records(committed_root()) if record.peak_allocated_bytes]
+def test_the_reserve_covers_what_the_allocator_took_in_every_committed_record_of_one_gpu() -> None:
+    records = [
+        record for record in read_records(committed_root())
+        if record.peak_allocated_bytes and not record.rung.startswith("data_parallel_")
+    ]  # fmt: skip
     assert records
     for record in records:
         recipe = Recipe.from_dict(record.recipe)

@@ -12,8 +12,10 @@ from speedlab.memory_plan import is_counted, not_modelled, plan_memory
 from speedlab.recipe import Recipe
 
 # What a card's memory is needed for besides tensors: CUDA's context with the code of all kernels, and blocks of the
-# allocator that no tensor fills. The shares are no smaller than that of any committed record (a test says so). Blocks
-# of a CUDA graph's pool serve that graph alone, so that more of them stay unfilled.
+# allocator that no tensor fills. The shares are no smaller than that of any committed record of the ladders of one GPU (a
+# test says so). Elsewhere more was reserved on cards that were nearly empty, which tells nothing about a full one: when
+# room gets short, the allocator gives unused blocks back. Blocks of a CUDA graph's pool serve that graph alone, so that
+# more of them stay unfilled.
 CONTEXT_BYTES = 2**30
 ALLOCATOR_SHARE = 0.18
 GRAPHS_SHARE = 0.28
