@@ -19,8 +19,8 @@ from speedlab.labs import together_hf as hf
 from speedlab.measuring.variant import Plan
 from speedlab.measuring.workbench import Workbench
 from speedlab.memory_fit import CONTEXT_BYTES
-from speedlab.profile import SMOKE
 from speedlab.memory_plan import plan_memory
+from speedlab.profile import SMOKE
 from speedlab.recipe import Recipe
 from speedlab.records.experiment import Experiment, committed_experiments, read_experiments
 
