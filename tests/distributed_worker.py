@@ -29,6 +29,7 @@ WAYS = {
     "ddp": {},
     "buckets": {"gradient_bucket_mb": 1, "bucket_view": True, "static_graph": True},
     "inside": {"compile_order": "before_ddp"},
+    "fused": {"feed_forward": "fused", "residual": "fused", "loss": "in_place", "optimizer": "one_pass"},
     "bfloat16": {"gradient_exchange": "bfloat16"},
     "fsdp2": {"sharding": "fsdp2"},
     "off": {"gradient_exchange": "off"},

@@ -102,10 +102,10 @@ def largest_error(got, expected):
     return max((torch.tensor(got[name]).double() - value).abs().max().item() for name, value in expected.items())
 
 
-@pytest.mark.parametrize("way", ["ddp", "buckets", "inside", "fsdp2"])
+@pytest.mark.parametrize("way", ["ddp", "buckets", "inside", "fused", "fsdp2"])
 def test_gradients_and_training_are_those_of_plain_pytorch_with_the_joined_batch(launched, joined, way):
     for answer in launched.answers[joined.world_size]:
-        if joined.world_size == 4 and way == "inside":
+        if joined.world_size == 4 and way in ("inside", "fused"):
             assert way not in answer["trained"]
             continue
         found = answer["trained"][way]

@@ -10,7 +10,7 @@ from test_several_gpus_words import COMMUNICATION, SERIES, series_record, trial
 
 from speedlab.folklore.claim import Verdict
 
-PUBLISHED, PLAIN, _, TOTAL = SERIES
+PUBLISHED, PLAIN, _, _, TOTAL = SERIES
 
 
 def judged(key: str, name: str, rows: list[dict[str, Any]], gpus: int = 2) -> Verdict:
