@@ -120,9 +120,9 @@ Markdown(render_tables([memory_words.accelerate_table(rungs, peaks)], "markdown"
 # ## On other cards
 #
 # By formula, for every card that the package knows. The reserve is a choice: a share for blocks that the allocator
-# cannot fill, no smaller than that of any rung of the ladders, and one GiB for CUDA itself. Some recipes above reserved
-# more, on a card that was nearly empty: the allocator gives unused blocks back only when room gets short. A card whose
-# driver reports less than its data sheet says has less.
+# cannot fill, larger under autocast, and one GiB for CUDA itself, so that every rung of the ladders is covered. Those ran
+# on a card that was nearly empty, and the allocator gives unused blocks back only when room gets short: what just does
+# not fit by this table is worth a try. A card whose driver reports less than its data sheet says has less.
 
 # %%
 Markdown(render_tables([memory_words.card_table(rungs)], "markdown"))
