@@ -131,7 +131,7 @@ lab.show_tables("together_hf", tables.other_models_table)
 #   every block again are too small to keep the card busy.
 # * *Selective checkpointing is the cheap kind.* In arithmetic it is. Without a compiler its policy is asked in Python at
 #   each operation, which the host has to pay: compare the last two rows of the first table, and the compiled ones of
-#   [Activation checkpointing](checkpointing).
+#   [Activation checkpointing](checkpointing.ipynb).
 # * *Checkpointing makes training faster, because the batch gets larger.* Compare *FlashAttention, 1 x 2* with *all three,
 #   2 x 1*: the same tokens on the same card.
 # * *Accumulation, checkpointing and loading give another factor of speed.* The first figure says what each gave: memory
