@@ -157,10 +157,11 @@ def _budget_s() -> float:
 
 
 def kernels(bench: Any, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The kernel tables of whole steps: before the fused kernels, and with all of them."""
+    """The kernel tables of whole steps: plain, before the fused kernels, and with all of them."""
     from speedlab.measuring.variant import profile_variant
 
     for name, recipe in (
+        ("plain compiled", PLAIN_COMPILED),
         ("all fused, no compiler", BEYOND.recipe_at("no_compiler")),
         ("bfloat16 with masters, compiled", BEYOND.recipe_at("bfloat16_master")),
         ("all fused, compiled", FASTEST),
