@@ -71,7 +71,7 @@ def stored_format(found: Found) -> Verdict:
 
 @with_sentences(("precision_formats", lab_optimizer.lost_updates))
 def small_updates(records: Sequence[Record]) -> Verdict:
-    """Add the learning rate, which is the size of an AdamW step, to a weight of one a thousand times in bfloat16."""
+    """Add the learning rate, the size of AdamW's first step, to a weight of one a thousand times in bfloat16."""
     rate, steps, weight = Recipe().learning_rate, 1000, 1.0
     for _ in range(steps):
         weight = to_bfloat16(weight + rate)

@@ -19,7 +19,7 @@ def judge(rung: Rung, before: str | None, losses_before: list[float] | None, los
     """Compare the losses (nats, one per step, from the same weights and batches, dropout off) of two variants.
 
     `identical` wants them equal bit for bit, `rounding` within the rung's tolerance at every step; `training`
-    compares nothing, because its steps see other batches, and reports that it differs.
+    compares nothing, because its steps see other batches or round otherwise, and reports that it differs.
     """
     bad = next((step for step, loss in enumerate(losses, start=1) if not math.isfinite(loss)), None)
     if bad is not None:
@@ -36,7 +36,7 @@ def judge(rung: Rung, before: str | None, losses_before: list[float] | None, los
         "note": None,
     }
     if rung.contract == "training":
-        detail["note"] = "a step sees other tokens than the step before the change did, so losses differ by design"
+        detail["note"] = "the change is one of the training itself, so losses differ by design: see the loss curves"
         return Verdict("differs", detail)
     if len(losses) != len(losses_before):
         raise ValueError(f"{len(losses)} losses cannot be compared with {len(losses_before)}")
