@@ -65,7 +65,8 @@ chapter.show_code(attention.StoredMask, attention.MaskOnTheFly, (attention, "MAS
 # %% [markdown]
 # ## Measured
 #
-# Whole optimizer steps, data included; the median of the timed steps with its quartiles.
+# Whole optimizer steps, data included; the median of the timed steps with its quartiles. The column of memory is what
+# the allocator *reserved*, in blocks that hold more than one tensor: it can move by more, or by less, than the 48 MiB.
 
 # %%
 chapter.measure()

@@ -104,7 +104,7 @@ chapter.show_kernels()
 # gradients of zero and profiles one update; it counts and does not time. By the table above the loop should come to 8
 # operations x 161 tensors = 1,288 launches. A single launch can carry the addresses of many tensors, but not of any
 # number of them, so neither foreach nor fused has to be one launch. Fused also keeps its step counters on the card and
-# has to count them up there.
+# has to count them up there: the few launches beyond those of the fused kernel itself.
 #
 # Without a GPU the numbers are operators of a toy model, and foreach walks through the tensors one by one inside.
 

@@ -104,8 +104,9 @@ chapter.show_contract()
 # bfloat16 stores 7 fraction bits. Between 1 and 2 its numbers are therefore 1/128 apart, and the sum of weight and
 # update is rounded to the nearest of them. An update of less than half that distance, 1/256, is rounded away. For a
 # weight of 1 this limit is 1/256 of the weight, for a weight just below 2 it is 1/512 of it; in every other power of
-# two it is the same. So an update below 1/512 of its weight is always lost, and one above 1/256 never is. Lost means
-# lost: the next update starts from the old weight again.
+# two it is the same. (Downwards from 1 itself the neighbours are half as far, so there the limit is 1/512 too.) So an
+# update below 1/512 of its weight is always lost, and one above 1/256 never is. Lost means lost: the next update starts
+# from the old weight again.
 #
 # An AdamW update is about as large as the learning rate, here 0.0005. The next cell gives one weight the same gradient
 # 100 times, in both formats:

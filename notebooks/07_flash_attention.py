@@ -90,7 +90,8 @@ SVG(causal_block_skipping())
 # ## Measured
 #
 # Three rows: where chapter 6 ended, then 7a, then 7b. Look at memory as well as at speed, and compare the drop with
-# the 5.6 GiB counted above. In the published ladder (LLMs-from-scratch, one A100) it was 11.56 to 5.90 GiB.
+# the 5.6 GiB counted above, which are tensors. The column is what the allocator reserved: blocks, some of them not
+# filled. In the published ladder (LLMs-from-scratch, one A100) it was 11.56 to 5.90 GiB.
 
 # %%
 chapter.measure()

@@ -47,7 +47,9 @@ chapter.show_change()
 # which leaves a remainder of 2 when divided by 16. So nearly every row starts at an address that does not suit the
 # widest loads. Which matmul kernels may run depends on that: those that move 16 bytes at once need rows that start on
 # 16-byte borders, and so does the copy engine of H100 and H200, whose strides must be multiples of 16 bytes (CUDA
-# driver API, `cuTensorMapEncodeTiled`). A padded row has `50,304 x 2 = 100,608` bytes, a multiple of 128.
+# driver API, `cuTensorMapEncodeTiled`). A padded row has `50,304 x 2 = 100,608` bytes, a multiple of 128. For 16-byte
+# borders a multiple of 8 would do, 50,264; 64 is the common choice, because rows then begin where lines of the cache do
+# and the widths of tiles, 64 or 128 columns, are filled.
 #
 # All three products of the head touch that matrix: the forward pass writes it, and both gradients read its gradient.
 # The padding adds `47 / 50,257`, less than a thousandth, to their arithmetic. The token table grows too, but a table
@@ -99,7 +101,8 @@ chapter.show_kernels()
 # %% [markdown]
 # The names of the matmul kernels say more. The head runs once in a step and the blocks twelve times, so its products
 # have few calls and long times. Are they the same kernels before and after 9a? If `torch.compile` had already padded
-# the head by itself (chapter 8), a name may stay, and an extra kernel that did the padding may go.
+# the head by itself (chapter 8), a name may stay, and an extra kernel that did the padding may go. Then the time by
+# kind says the same: matrix multiplications stay, copies and fused kernels shrink.
 
 # %%
 everything = [record for records in (*chapter.recorded.values(), chapter.live) for record in records]
@@ -112,7 +115,7 @@ for record in (record for record in everything if record.kernels):
 #
 # **9a** must be, and one trap makes it look different. An untrained model finds all ids about equally likely, so its
 # loss is near the logarithm of their number. With 47 more ids in the softmax it starts higher by `ln(50,304/50,257)`,
-# about 0.00094 nats. We compare over the true ids, where the shift is gone. In training the padded ids take
+# about 0.00093 nats. We compare over the true ids, where the shift is gone. In training the padded ids take
 # part: they are never the target, so their probability is pushed down, and the loss needs no mask. Sampling does, or
 # an id without a text might be drawn. Zeros are not essential as a start; small numbers would be pushed down alike.
 #

@@ -46,7 +46,9 @@ print("checkpointing:", ", ".join(CHOICES["checkpointing"]))
 #
 # It should be slower. It buys memory, and memory can buy a batch or a context that would not fit otherwise. By
 # arithmetic, recomputing every block adds one forward pass to three parts (one forward, two backward): a third at most,
-# less where attention's backward pass, head and optimizer, which are not repeated, take their share.
+# less where attention's backward pass, head and optimizer, which are not repeated, take their share. That is
+# arithmetic. Where memory traffic or the host sets the pace, as with attention written out or with small batches, the
+# forward pass is a larger part of the time, and so is its repetition.
 #
 # What does it save? A block with fused attention keeps about fifteen tensors of the full width (inputs of both norms,
 # queries, keys, values, attention's output, and four widths before and after GELU). Checkpointed, it keeps one. With

@@ -58,8 +58,9 @@ lab.show_tables("together", tables.path_tables)
 
 # %% [markdown]
 # Smaller passes come before checkpointing: the same tokens in two passes cost two queues of launches, while computing
-# every block again costs up to a third. That holds as long as one pass still fills the card. It is no way out when a
-# single sequence does not fit.
+# every block again costs up to a third of the arithmetic, and more of the time where attention is written out, because
+# its squares are written and read again too. That holds as long as one pass still fills the card. It is no way out when
+# a single sequence does not fit.
 #
 # ## The change
 #

@@ -51,12 +51,18 @@ def ratio(value: float | None, *, clear: bool | None) -> str:
     """A speed-up as "2.21x", or that it cannot be told from the spread."""
     if value is None:
         return NOTHING
-    return f"{three_digits(value)}x" if clear else NO_CLEAR_DIFFERENCE
+    return f"{_times(value)}x" if clear else NO_CLEAR_DIFFERENCE
 
 
 def interval(low: float | None, high: float | None) -> str:
     """The interval of a ratio: "2.19–2.23"."""  # noqa: RUF002
-    return NOTHING if low is None or high is None else f"{three_digits(low)}–{three_digits(high)}"  # noqa: RUF001
+    return NOTHING if low is None or high is None else f"{_times(low)}–{_times(high)}"  # noqa: RUF001
+
+
+def _times(value: float) -> str:
+    """Three digits, and one more near 1: a small difference may be a clear one."""
+    text = three_digits(value)
+    return f"{value:.3f}" if text in ("0.99", "1.00") and value != 1.0 else text
 
 
 def drift(change: float) -> str:

@@ -205,7 +205,8 @@ def _roofline_section(records: list[Record], writer: _Writer, name: str) -> str:
     chart = writer.figure(
         name, roofline.roofline(records),
         "Each numbered point is a rung; the lines are what the same session measured: a long copy, and a large square "
-        "matrix multiplication in each number format. The table below has the names.",
+        "matrix multiplication in each number format. The table below has the names. A roof bounds the whole step; "
+        "*bound by* in the tables above names what takes most of the predicted time, part by part.",
     )  # fmt: skip
     return f"{chart}{roofline.roofline_table(records).markdown()}\n"
 

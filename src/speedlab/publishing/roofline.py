@@ -133,8 +133,8 @@ def roofline_table(records: list[Record]) -> Table:
         )
         for p in points(records)
     )
-    numbers = ("FLOP per byte", "TFLOP/s", "limit TFLOP/s", "of the limit")
-    return Table("", ("no.", "rung", *numbers, "limit set by"), cells, numbers=frozenset(("no.", *numbers)))
+    numbers = ("FLOP per byte", "TFLOP/s", "roof TFLOP/s", "of the roof")
+    return Table("", ("no.", "rung", *numbers, "roof"), cells, numbers=frozenset(("no.", *numbers)))
 
 
 def _ceilings(records: list[Record], dtypes: set[str]) -> tuple[dict[str, float], float]:
