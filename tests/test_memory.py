@@ -23,9 +23,13 @@ def gpu(monkeypatch):
         "max_memory_reserved": 4 * GIB, "get_device_properties": card,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *args, n=name, a=answer: happened.append(n) or a)
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: happened.append(fraction)
-    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def set_fraction(fraction, device):
+        assert isinstance(device, int)  # PyTorch takes no device without a number here
+        happened.append(fraction)
+
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_fraction)
     monkeypatch.delenv("SPEEDLAB_GPU_MEMORY_GIB", raising=False)
     return happened
 

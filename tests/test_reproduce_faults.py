@@ -75,7 +75,7 @@ def test_a_read_only_folder_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     mounts = in_own_mounts(f"mount -t tmpfs -o ro tmpfs {tmp_path / 'runs'}")
     code, errors = finish(start(notebooks, tmp_path / "runs", mounts))
     last = errors.strip().split("\n")[-1]
-    assert (code, last.startswith("speedlab: cannot write")) == (2, True), errors
+    assert (code, last.startswith("speedlab: cannot read or write")) == (2, True), errors
     assert "Read-only file system" in last and "Traceback" not in errors
 
 
@@ -83,7 +83,7 @@ def test_a_file_where_the_runs_belong_is_one_line_and_exit_code_2(tmp_path: Path
     notebooks = write_toys(tmp_path / "notebooks", {"01_a": toy_source("01_a")})
     (tmp_path / "runs").write_text("a file")
     code, errors = finish(start(notebooks, tmp_path / "runs"))
-    assert code == 2 and errors.startswith("speedlab: cannot write") and errors.count("\n") == 1, errors
+    assert code == 2 and errors.startswith("speedlab: cannot read or write") and errors.count("\n") == 1, errors
     assert (tmp_path / "runs").read_text() == "a file"
 
 
