@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from speedlab.publishing import formatting as form
+from speedlab.publishing.lab_rows import tokens_per_s
 from speedlab.publishing.plotting import (
     AFTER,
     INK,
@@ -26,7 +27,6 @@ from speedlab.publishing.plotting import (
     new_chart,
     styled,
 )
-from speedlab.publishing.words_of_labs_data import tokens_per_s
 from speedlab.publishing.words_of_labs_inside import find
 from speedlab.records.experiment import Experiment
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from speedlab.profile import PROFILES
 from speedlab.publishing import formatting as form
 from speedlab.publishing.facts import device_title
+from speedlab.publishing.lab_rows import of, tokens_per_s
 from speedlab.publishing.plotting import (
     AFTER,
     INK,
@@ -38,7 +39,7 @@ LINES = (PUBLISHED, AFTER, SAVED, LOST)
 
 def throughput_over_batch(experiment: Experiment) -> Figure:
     """Tokens per second over the micro-batch; powers of two filled, all others hollow."""
-    found = _kind(experiment, "batch")
+    found = of(experiment, "batch")
     if not found:
         return _nothing(experiment, "Throughput over the micro-batch")
     words = "; ".join(f"{_mode(row)} {row['micro_batch']}: {_k(row)} k" for row in found)
@@ -50,12 +51,12 @@ def throughput_over_batch(experiment: Experiment) -> Figure:
         for colour, mode in zip(LINES, dict.fromkeys(row["compile"] for row in found), strict=False):
             line = sorted((row for row in found if row["compile"] == mode), key=lambda row: row["micro_batch"])
             sizes = [row["micro_batch"] for row in line]
-            speeds = [_tokens_per_s(row) / 1e3 for row in line]
+            speeds = [tokens_per_s(row) / 1e3 for row in line]
             axis.plot(sizes, speeds, color=colour, linewidth=1.2, label=_mode(line[0]))
             for size, speed in zip(sizes, speeds, strict=True):
                 power = size & (size - 1) == 0
                 axis.plot(size, speed, marker="o", color=colour, markerfacecolor=colour if power else "white")
-        axis.set_ylim(0, 1.1 * max(map(_tokens_per_s, found)) / 1e3)
+        axis.set_ylim(0, 1.1 * max(map(tokens_per_s, found)) / 1e3)
         axis.set_xlabel("sequences in a micro-batch; filled points are powers of two")
         axis.set_ylabel("thousand tokens per second")
         legend_below(figure, axis, 2)
@@ -64,12 +65,12 @@ def throughput_over_batch(experiment: Experiment) -> Figure:
 
 def batch_against_context(experiment: Experiment) -> Figure:
     """Tokens per second for the same tokens per step, from short and many to long and few sequences."""
-    found = sorted(_kind(experiment, "grid"), key=lambda row: row["context_length"])
+    found = sorted(of(experiment, "grid"), key=lambda row: row["context_length"])
     if not found:
         return _nothing(experiment, "Batch against context")
     labels = [f"{row['micro_batch']} x {row['context_length']:,}" for row in found]
     return _bars(
-        labels, [("tokens per second, thousand", [_tokens_per_s(row) / 1e3 for row in found], MEASURED)],
+        labels, [("tokens per second, thousand", [tokens_per_s(row) / 1e3 for row in found], MEASURED)],
         title=f"The same {found[0]['tokens_per_step']:,} tokens a step: {_where(experiment)}",
     )  # fmt: skip
 
@@ -77,7 +78,7 @@ def batch_against_context(experiment: Experiment) -> Figure:
 def checkpointing_ways(experiment: Experiment, *, compiled: bool = False, long: bool = False) -> Figure:
     """Time and peak memory of each way of checkpointing, side by side, in one setting."""
     title = "Time and memory of each way"
-    variants = [row for row in _kind(experiment, "variant") if (row["compile"] != "off") == compiled]
+    variants = [row for row in of(experiment, "variant") if (row["compile"] != "off") == compiled]
     contexts = sorted({row["context_length"] for row in variants})
     if not variants or (long and len(contexts) < 2):
         return _nothing(experiment, title)
@@ -97,7 +98,7 @@ def memory_along_a_step(experiment: Experiment) -> Figure:
 
     The line is the most that was held since the mark before, so that what a recomputation adds is seen.
     """
-    found = _kind(experiment, "timeline")
+    found = of(experiment, "timeline")
     if not found:
         return _nothing(experiment, "Memory along one step")
     words = "; ".join(f"{row['way']} at most {max(row['peak_bytes']) / 2**30:.1f} GiB" for row in found)
@@ -126,7 +127,7 @@ def memory_along_a_step(experiment: Experiment) -> Figure:
 
 def largest_batches(experiment: Experiment) -> Figure:
     """The largest micro-batch on each card, by way of checkpointing."""
-    found = [row for row in _kind(experiment, "largest") if row["limit_bytes"]]
+    found = [row for row in of(experiment, "largest") if row["limit_bytes"]]
     if not found:
         return _nothing(experiment, "The largest micro-batch")
     labels = [
@@ -142,11 +143,11 @@ def largest_batches(experiment: Experiment) -> Figure:
 def throughput_over_fill(experiment: Experiment) -> Figure:
     """Tokens per second over the share of an emulated card that the allocator took."""
     title = "How full should a card be?"
-    found = [row for row in _kind(experiment, "fill") if row["peak_reserved_bytes"]]
+    found = [row for row in of(experiment, "fill") if row["peak_reserved_bytes"]]
     if not found:
         return _nothing(experiment, title)
     shares = [100 * row["peak_reserved_bytes"] / row["limit_bytes"] for row in found]
-    speeds = [_tokens_per_s(row) / 1e3 for row in found]
+    speeds = [tokens_per_s(row) / 1e3 for row in found]
     words = "; ".join(f"{share:.0f} %: {speed:.1f} k" for share, speed in zip(shares, speeds, strict=True))
     with styled():
         figure, (axis,) = new_chart(
@@ -170,7 +171,7 @@ def throughput_over_fill(experiment: Experiment) -> Figure:
 
 def speed_over_micro_steps(experiment: Experiment) -> Figure:
     """Tokens per second over the number of micro-batches for each update, and the update's share of the step."""
-    found = _kind(experiment, "micro_steps")
+    found = of(experiment, "micro_steps")
     if not found:
         return _nothing(experiment, "Speed over micro-batches per update")
     words = "; ".join(f"{_mode(row)} K={row['accumulation']}: {_k(row)} k" for row in found)
@@ -182,7 +183,7 @@ def speed_over_micro_steps(experiment: Experiment) -> Figure:
         for colour, mode in zip(LINES, dict.fromkeys(row["compile"] for row in found), strict=False):
             line = [row for row in found if row["compile"] == mode]
             counts = [row["accumulation"] for row in line]
-            axes[0].plot(counts, [_tokens_per_s(row) / 1e3 for row in line], color=colour, marker="o",
+            axes[0].plot(counts, [tokens_per_s(row) / 1e3 for row in line], color=colour, marker="o",
                          label=_mode(line[0]))  # fmt: skip
             shares = [100 * median(row["update_ms"]) / _step_ms(row) for row in line]
             axes[1].plot(counts, shares, color=colour, marker="o")
@@ -237,20 +238,12 @@ def _nothing(experiment: Experiment, title: str) -> Figure:
     return figure
 
 
-def _kind(experiment: Experiment, kind: str) -> list[Row]:
-    return [row for row in experiment.measured if row["kind"] == kind]
-
-
 def _step_ms(row: Row) -> float:
     return float(median(row["step_ms"]))
 
 
-def _tokens_per_s(row: Row) -> float:
-    return row["tokens_per_step"] / (_step_ms(row) / 1e3)
-
-
 def _k(row: Row) -> str:
-    return form.three_digits(_tokens_per_s(row) / 1e3)
+    return form.three_digits(tokens_per_s(row) / 1e3)
 
 
 def _mode(row: Row) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from speedlab.publishing import formatting as form
+from speedlab.records import stats
 from speedlab.records.experiment import Experiment
 
 Row = dict[str, Any]
@@ -16,36 +17,27 @@ def of(experiment: Experiment, kind: str) -> list[Row]:
     return [row for row in experiment.measured if row["kind"] == kind]
 
 
-def speed(row: Row) -> float:
+def tokens_per_s(row: Row) -> float:
     """Tokens per second of the median step."""
     return row["tokens_per_step"] / (median(row["step_ms"]) / 1e3)
 
 
-def quartiles(row: Row) -> tuple[float, float]:
-    """First and third quartile of the step times in ms: the middle half lies between them."""
-    times = row["step_ms"]
-    if len(times) < 2:
-        return times[0], times[0]
-    low, _, high = quantiles(times, n=4, method="inclusive")
-    return low, high
-
-
 def apart(one: Row, other: Row) -> bool:
-    """Whether the middle halves of two samples of steps do not meet, counted in time for each token."""
-    (low, high), (other_low, other_high) = (
-        tuple(ms / row["tokens_per_step"] for ms in quartiles(row)) for row in (one, other)
-    )
-    return low > other_high or high < other_low
+    """Whether the speeds of two rows differ clearly, by the rule of the ladders (`stats.times_faster`)."""
+    work = other["tokens_per_step"] / one["tokens_per_step"]
+    return stats.times_faster(one["step_ms"], other["step_ms"], work=work).clear
 
 
 def middle(row: Row) -> str:
     """The middle half of the steps in ms."""
-    return _range(*quartiles(row))
+    steps = stats.quartiles(row["step_ms"])
+    return _range(steps.q1, steps.q3)
 
 
 def middle_speed(row: Row) -> str:
     """The same in thousand tokens per second."""
-    return _range(*(row["tokens_per_step"] / ms for ms in reversed(quartiles(row))))
+    steps = stats.quartiles(row["step_ms"])
+    return _range(row["tokens_per_step"] / steps.q3, row["tokens_per_step"] / steps.q1)
 
 
 def _range(low: float, high: float) -> str:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from speedlab.publishing import formatting as form
-from speedlab.publishing.lab_rows import apart, middle, middle_speed, of, speed
+from speedlab.publishing.lab_rows import apart, middle, middle_speed, of, tokens_per_s
 from speedlab.publishing.tables import Table
 from speedlab.publishing.words_of_memory_labs import error_cell, found_cell, held_cell, reserved_cell, step_cell
 from speedlab.records.experiment import Experiment
@@ -72,7 +72,7 @@ def checkpointing_table(experiment: Experiment) -> list[Table]:
         for setting in settings:
             line += _against(found.get((setting, way)), found.get((setting, "off")))
         cells.append(tuple(line))
-    notes.append("time in plain steps; ~: the middle halves of the two samples of steps meet, so nothing is said by it")
+    notes.append("time in plain steps; ~: no clear difference, which the spread of the steps covers")
     return [_table("Time and memory against the plain step", ("way",), tuple(columns), cells, *notes)]
 
 
@@ -112,10 +112,10 @@ def limits_table(experiment: Experiment) -> list[Table]:
 def fill_table(experiment: Experiment) -> list[Table]:
     """Speed over how full an emulated card is."""
     fills = [row for row in of(experiment, "fill") if row["peak_reserved_bytes"]]
-    best = max((speed(row) for row in fills), default=1.0)
+    best = max((tokens_per_s(row) for row in fills), default=1.0)
     cells = [
         (form.count(row["micro_batch"]), form.percent(row["peak_reserved_bytes"] / row["limit_bytes"]),
-         form.three_digits(speed(row) / 1e3), form.percent(speed(row) / best))
+         form.three_digits(tokens_per_s(row) / 1e3), form.percent(tokens_per_s(row) / best))
         for row in fills
     ]  # fmt: skip
     title = f"How full a card should be: {fills[0]['card']}, emulated" if fills else "How full a card should be"
@@ -137,7 +137,7 @@ def batch_tables(experiment: Experiment) -> list[Table]:
         line = [form.count(size)]
         for mode in modes:
             row = by_size.get((size, mode))
-            line += [form.three_digits(speed(row) / 1e3), middle_speed(row)] if row else [form.NOTHING] * 2
+            line += [form.three_digits(tokens_per_s(row) / 1e3), middle_speed(row)] if row else [form.NOTHING] * 2
         first = next(by_size[size, mode] for mode in modes if (size, mode) in by_size)
         cells.append((*line, held_cell(first), reserved_cell(first)))
     retries = [row for row in found if row["allocation_retries"]]
@@ -148,10 +148,10 @@ def batch_tables(experiment: Experiment) -> list[Table]:
 def grid_and_limits(experiment: Experiment) -> list[Table]:
     """The same tokens cut otherwise, and the largest batch of three cards."""
     grid = sorted(of(experiment, "grid"), key=lambda row: row["context_length"])
-    best = max((speed(row) for row in grid), default=1.0)
+    best = max((tokens_per_s(row) for row in grid), default=1.0)
     lines = [
-        (f"{row['micro_batch']} x {row['context_length']:,}", form.three_digits(speed(row) / 1e3),
-         form.percent(speed(row) / best), held_cell(row))
+        (f"{row['micro_batch']} x {row['context_length']:,}", form.three_digits(tokens_per_s(row) / 1e3),
+         form.percent(tokens_per_s(row) / best), held_cell(row))
         for row in grid
     ]  # fmt: skip
     tokens = f"{grid[0]['tokens_per_step']:,} tokens a step, cut otherwise" if grid else "The same tokens"
@@ -178,7 +178,7 @@ def _more_parts(experiment: Experiment) -> Table:
         line = [form.count(count)]
         for mode in modes:
             row = by_count.get((count, mode))
-            line += [form.three_digits(speed(row) / 1e3), middle_speed(row)] if row else [form.NOTHING] * 2
+            line += [form.three_digits(tokens_per_s(row) / 1e3), middle_speed(row)] if row else [form.NOTHING] * 2
         first = next(by_count[count, mode] for mode in modes if (count, mode) in by_count)
         share = median(first["update_ms"]) / median(first["step_ms"])
         cells.append((*line, form.percent(share), held_cell(first)))
@@ -193,8 +193,8 @@ def _one_piece_or_parts(experiment: Experiment) -> Table:
     for row in found:
         piece = whole.get(row["total_batch"])
         cells.append((
-            f"{row['accumulation']} x {row['micro_batch']}", step_cell(row), form.three_digits(speed(row) / 1e3),
-            form.percent(speed(row) / speed(piece)) if piece else form.NOTHING, held_cell(row),
+            f"{row['accumulation']} x {row['micro_batch']}", step_cell(row), form.three_digits(tokens_per_s(row) / 1e3),
+            form.percent(tokens_per_s(row) / tokens_per_s(piece)) if piece else form.NOTHING, held_cell(row),
             form.three_digits(median(row["step_ms"]) / row["accumulation"]),
         ))  # fmt: skip
     return _table("The same update in one piece or in parts", ("K x micro-batch",),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from speedlab.publishing import formatting as form
 from speedlab.publishing.tables import Table
 from speedlab.publishing.words_of_labs_inside import NOTHING_TO_SAY, Row, absent, find, first, milliseconds, typical
@@ -200,9 +198,8 @@ def _against(none: Row | None, row: Row) -> str:
     """The ratio of two steps, or that it cannot be told from the spread."""
     if none is None or none is row or not none.get("step_ms") or not row.get("step_ms"):
         return form.NOTHING
-    low, _ = stats.ratio_interval(row["step_ms"], none["step_ms"])
-    apart = stats.quartiles(row["step_ms"]).q1 > stats.quartiles(none["step_ms"]).q3
-    return form.ratio(median(row["step_ms"]) / median(none["step_ms"]), clear=apart and low > 1 + DRIFT)
+    longer = stats.times_faster(row["step_ms"], none["step_ms"], drift=DRIFT)
+    return form.ratio(longer.value, clear=longer.clear)
 
 
 def recompiles(experiment: Experiment) -> list[Table]:

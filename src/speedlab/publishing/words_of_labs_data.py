@@ -9,6 +9,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from speedlab.publishing import formatting as form
+from speedlab.publishing.lab_rows import tokens_per_s
 from speedlab.publishing.memory_parts import signed_percent
 from speedlab.publishing.words_of_labs_inside import NOTHING_TO_SAY, find
 from speedlab.records.experiment import Experiment
@@ -66,10 +67,6 @@ def times(row: Row, plain: Row | None) -> str:
 def slow_steps(row: Row) -> int:
     """Steps of more than three times the median."""
     return sum(ms > SLOW * median(row["step_ms"]) for ms in row["step_ms"])
-
-
-def tokens_per_s(row: Row) -> float:
-    return 1e3 * row["tokens_per_step"] / median(row["step_ms"])
 
 
 def pipeline_words(experiment: Experiment) -> str:

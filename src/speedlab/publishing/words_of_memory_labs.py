@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from speedlab.publishing import formatting as form
-from speedlab.publishing.lab_rows import apart, middle, of, speed
+from speedlab.publishing.lab_rows import apart, middle, of, tokens_per_s
 from speedlab.publishing.memory_parts import signed_percent
 from speedlab.records.experiment import Experiment
 
@@ -46,8 +46,8 @@ def batch_sentence(experiment: Experiment) -> str:
     )
     if len(eager) < 3:
         return NOTHING_TO_SAY
-    fastest = max(eager, key=speed)
-    enough = next(row for row in eager if speed(row) >= 0.95 * speed(fastest))
+    fastest = max(eager, key=tokens_per_s)
+    enough = next(row for row in eager if tokens_per_s(row) >= 0.95 * tokens_per_s(fastest))
     return (
         f"Without the compiler, {enough['micro_batch']} sequences reach 95 % of the best speed, which is that of "
         f"{fastest['micro_batch']}.{_neighbours(experiment)}"
@@ -60,7 +60,7 @@ def _neighbours(experiment: Experiment) -> str:
     for mode, name in (("off", "eager"), ("default", "compiled")):
         found = {row["micro_batch"]: row for row in of(experiment, "batch") if row["compile"] == mode}
         gains = [
-            f"{signed_percent(speed(found[32]) / speed(found[near]) - 1)} against {near}"
+            f"{signed_percent(tokens_per_s(found[32]) / tokens_per_s(found[near]) - 1)} against {near}"
             f"{'' if apart(found[32], found[near]) else ', which the spread of the steps covers'}"
             for near in (31, 33)
             if {32, near} <= found.keys()
@@ -78,7 +78,7 @@ def grid_sentence(experiment: Experiment) -> str:
     short, long = grid[0], grid[-1]
     text = (
         f"{short['tokens_per_step']:,} tokens as {long['micro_batch']} x {long['context_length']:,} run at "
-        f"{form.three_digits(speed(long) / speed(short))}x the speed of {short['micro_batch']} x "
+        f"{form.three_digits(tokens_per_s(long) / tokens_per_s(short))}x the speed of {short['micro_batch']} x "
         f"{short['context_length']:,}"
     )
     held = [row["peak_allocated_bytes"] for row in grid]
@@ -143,16 +143,16 @@ def fill_sentence(experiment: Experiment) -> str:
     fills = [row for row in of(experiment, "fill") if row["peak_reserved_bytes"]]
     if not fills:
         return NOTHING_TO_SAY
-    best = max(speed(row) for row in fills)
+    best = max(tokens_per_s(row) for row in fills)
     share = {row["micro_batch"]: row["peak_reserved_bytes"] / row["limit_bytes"] for row in fills}
     advised = [row for row in fills if 0.7 <= share[row["micro_batch"]] <= 0.8]
     fullest = max(fills, key=lambda row: share[row["micro_batch"]])
     text = (
         f"{fills[0]['card']} (emulated): the fullest that ran reserved {form.percent(share[fullest['micro_batch']])} "
-        f"and gave {form.percent(speed(fullest) / best)} of the best speed"
+        f"and gave {form.percent(tokens_per_s(fullest) / best)} of the best speed"
     )
     for row in advised:
-        text += f"; {form.percent(share[row['micro_batch']])} reserved gave {form.percent(speed(row) / best)}"
+        text += f"; {form.percent(share[row['micro_batch']])} reserved gave {form.percent(tokens_per_s(row) / best)}"
     retries = sum(row["allocation_retries"] > 0 for row in fills)
     return text + f". In {retries} of {len(fills)} rows the allocator had to give blocks back to find room."
 
@@ -168,7 +168,7 @@ def accumulation_sentence(experiment: Experiment) -> str:
     text = (
         f"An update is {form.percent(median(one['update_ms']) / median(one['step_ms']))} of a step of "
         f"{one['micro_batch']} sequences; {many['accumulation']} such parts for each update run at "
-        f"{form.three_digits(speed(many) / speed(one))}x its speed"
+        f"{form.three_digits(tokens_per_s(many) / tokens_per_s(one))}x its speed"
     )
     if not apart(one, many):
         text += ", which the spread of the steps covers"
@@ -178,7 +178,7 @@ def accumulation_sentence(experiment: Experiment) -> str:
     total = max(row["total_batch"] for row in splits)
     line = {row["micro_batch"]: row for row in splits if row["total_batch"] == total}
     whole, least = line[max(line)], line[min(line)]
-    good = [row for row in line.values() if row is not whole and speed(row) >= 0.9 * speed(whole)]
+    good = [row for row in line.values() if row is not whole and tokens_per_s(row) >= 0.9 * tokens_per_s(whole)]
     said = [_split(row, whole) for row in ([min(good, key=lambda row: row["micro_batch"])] if good else [])]
     if least not in good:
         said.append(_split(least, whole))
@@ -203,7 +203,8 @@ def clipping_sentence(experiment: Experiment) -> str:
 
 
 def _split(row: Row, whole: Row) -> str:
-    text = f"{row['accumulation']} x {row['micro_batch']} gives {form.percent(speed(row) / speed(whole))} of the speed"
+    share = form.percent(tokens_per_s(row) / tokens_per_s(whole))
+    text = f"{row['accumulation']} x {row['micro_batch']} gives {share} of the speed"
     if whole["peak_allocated_bytes"] and row["peak_allocated_bytes"]:
         text += f" in {form.percent(row['peak_allocated_bytes'] / whole['peak_allocated_bytes'])} of the memory"
     return text
