@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_pages_helper import run_page, watch
 from records_helper import MACHINE_CPU, MACHINE_H200
 
-from speedlab import lab
 from speedlab.publishing import figures_of_memory_labs as figures
 from speedlab.publishing import tables_of_memory_labs as tables
 from speedlab.publishing import words_of_memory_labs as words
-from speedlab.publishing.execute import read_source
-from speedlab.publishing.lab_rows import apart, quartiles
+from speedlab.publishing.lab_rows import apart, middle
 from speedlab.publishing.plotting import alt_text, svg_text
 from speedlab.records.experiment import Experiment, write_experiment
-from speedlab.repository import colab_url
 
-LABS = Path(__file__).resolve().parents[1] / "notebooks" / "labs"
 STEMS = ("accumulation", "batch_probe", "checkpointing")
 NAMES = {"accumulation": ["accumulation"], "batch_probe": ["batch_probe"],
          "checkpointing": ["checkpointing", "memory_limits", "together_hf"]}  # fmt: skip
-HEADINGS = [
-    "What changes", "Why it should be faster", "The change", "Measured", "What ran", "Same training?", "On other cards",
-    "What we learned", "Try it yourself",
-]  # fmt: skip
 GIB = 2**30
 
 
@@ -95,43 +87,14 @@ def experiment(name: str, *, gib: float | None = 4.0) -> Experiment:
     )  # fmt: skip
 
 
-def run_page(stem: str, source: str) -> None:
-    """Execute the code cells of a lab one after another, with the parameters of a batch run."""
-    scope: dict[str, Any] = {}
-    for cell in read_source(LABS / f"{stem}.py").cells:
-        if cell.cell_type == "code":
-            exec(compile(cell.source, stem, "exec"), scope)
-            if "parameters" in cell.metadata.get("tags", ()):
-                scope["source"] = source
-
-
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    seen: list[str] = []
-    monkeypatch.delenv("SPEEDLAB_RUN", raising=False)
-    monkeypatch.setattr(lab, "committed_experiments", lambda: tmp_path)
-    monkeypatch.setattr(lab, "show_markdown", seen.append)
-    monkeypatch.setattr(lab, "show_svg", lambda figure: seen.append(alt_text(figure)))
-    monkeypatch.setattr(lab, "show_result", lambda result, text: seen.append(text))
-    return seen
-
-
-@pytest.mark.parametrize("stem", STEMS)
-def test_a_page_has_the_headings_the_link_and_the_parameters_of_every_page(stem: str) -> None:
-    notebook = read_source(LABS / f"{stem}.py")
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    assert re.findall(r"^## (.+?)\s*$", text, re.MULTILINE) == HEADINGS
-    assert colab_url(stem) in text and len(re.findall(r"^# ", text, re.MULTILINE)) == 1
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert 6 <= len(code) <= 11 and "class " not in "".join(cell.source for cell in code)
-    assert code[-1].source == "lab.finish()"
-    assert sum("parameters" in cell.metadata.get("tags", ()) for cell in code) == 1
-    assert not re.findall(r"\d\s?(?:tok/s|tokens/s|GiB reserved|ms per step|ms/step)", text)
+    return watch(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_page_without_records_says_so_and_runs_to_its_end(stem: str, shown: list[str]) -> None:
-    run_page(stem, "recorded")
+    run_page(stem)
     assert shown[-1] == f"{stem}: recorded"
     assert sum("Nothing recorded yet" in text for text in shown) >= 1
 
@@ -140,7 +103,7 @@ def test_a_page_without_records_says_so_and_runs_to_its_end(stem: str, shown: li
 def test_a_page_fills_itself_from_records(stem: str, shown: list[str], tmp_path: Path) -> None:
     for name in NAMES[stem]:
         write_experiment(tmp_path, experiment(name))
-    run_page(stem, "recorded")
+    run_page(stem)
     text = "\n".join(shown)
     assert "Nothing recorded yet" not in text and "**H200 SXM.**" in text and "| --- |" in text
     assert "No row was measured" not in text and words.NOTHING_TO_SAY not in text
@@ -267,10 +230,10 @@ def test_tables_without_rows_have_no_lines(make: Any) -> None:
 
 def test_quartiles_tell_samples_apart_per_token() -> None:
     one = {"step_ms": [10.0, 10.0, 11.0, 12.0, 12.0], "tokens_per_step": 100}
-    assert quartiles(one) == (10.0, 12.0)
+    assert middle(one) == "10.0–12.0"  # noqa: RUF001
     assert not apart(one, {"step_ms": [24.0] * 3, "tokens_per_step": 200}), "twice the tokens in twice the time"
     assert apart(one, {"step_ms": [25.0] * 3, "tokens_per_step": 200})
-    assert quartiles({"step_ms": [7.0], "tokens_per_step": 1}) == (7.0, 7.0)
+    assert middle({"step_ms": [7.0], "tokens_per_step": 1}) == "7.00–7.00"  # noqa: RUF001
 
 
 def test_cells_are_empty_where_a_row_has_no_such_value() -> None:

@@ -18,7 +18,7 @@ def scaling(
         str, typer.Option(help="Of series, sweep, sharding, stopwatch, timelines, joined by commas; or all.")
     ] = "all",
     recipe: Annotated[
-        str, typer.Option(help="LADDER/RUNG, or published, plain, fastest, fused: this one instead of the plan's.")
+        str, typer.Option(help="LADDER/RUNG, or published, plain, masters, fastest: this one instead of the plan's.")
     ] = "plan",
     profile: ProfileName = "auto",
     corpus: CorpusName = "standard-library",
