@@ -1,4 +1,7 @@
-"""Two torchrun agents on loopback, as on two machines: they meet by c10d, one is killed and started again."""
+"""Two torchrun agents, as on two machines: they meet by c10d, one is killed and started again.
+
+Each has a network of its own where this machine allows that, and both share the loopback otherwise.
+"""
 
 import json
 import os
@@ -6,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,13 +34,64 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Where an agent runs: what stands before its command, its address, its interface."""
+
+    enter: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+    interface: str = "lo"
+
+
+@pytest.fixture(params=["one network", "a network each"])
+def machines(request):
+    """Two of them on the loopback, or in two network namespaces that a pair of virtual cards joins."""
+    if request.param == "one network":
+        yield Machine(), Machine()
+        return
+    with ExitStack() as stack:
+        inside = [stack.enter_context(network()) for _ in range(2)]
+        pair = ["ip", "link", "add", "name", "left", "type", "veth", "peer", "name", "right", "netns", inside[1]]
+        joined = subprocess.run([*entered(inside[0]), *pair], capture_output=True, text=True)
+        if joined.returncode:
+            pytest.skip(f"this machine allows no networks of their own: {joined.stderr.strip()}")
+        found = []
+        for number, (process, card) in enumerate(zip(inside, ("left", "right"), strict=True), start=1):
+            machine = Machine(enter=entered(process), address=f"10.77.0.{number}", interface=card)
+            for words in (f"addr add {machine.address}/24 dev {card}", f"link set {card} up", "link set lo up"):
+                subprocess.run([*machine.enter, "ip", *words.split()], check=True)
+            found.append(machine)
+        yield tuple(found)
+
+
+@contextmanager
+def network():
+    """A process that holds a network namespace open, as its id; it ends with the block."""
+    holder = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    try:
+        if holder.stdout.readline() != "ready\n":
+            pytest.skip("this machine allows no network namespace")
+        yield str(holder.pid)
+    finally:
+        holder.stdin.close()
+        holder.wait()
+        holder.stdout.close()
+
+
+def entered(process: str) -> tuple[str, ...]:
+    return ("nsenter", "--target", process, "--net")
+
+
 class Agent:
     """One torchrun, as it would be started on one machine, in a session of its own."""
 
-    def __init__(self, name: str, port: int, folder: Path) -> None:
+    def __init__(self, name: str, host: Machine, own: Machine, port: int, folder: Path) -> None:
         command = [
+            *own.enter,
             sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint={host.address}:{port}", "--rdzv-id=test",
+            f"--local-addr={own.address}",
             f"--rdzv-conf=is_host={name == 'one'},keep_alive_interval=2,keep_alive_max_attempt=4",
             "--monitor-interval=0.2",
             str(TESTS / "elastic_worker.py"), str(folder), name,
@@ -43,7 +99,9 @@ class Agent:
         path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         self.log = folder / f"{name}.log"
         with open(self.log, "w") as log:
-            environment = child_environment(2) | {"PYTHONPATH": path, **OWN_STORE}
+            environment = child_environment(2) | {
+                "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": own.interface, **OWN_STORE,
+            }  # fmt: skip
             self.process = subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
@@ -86,14 +144,14 @@ def test_a_recipe_on_several_machines_is_one_record_that_rank_0_writes(tmp_path,
     assert (tmp_path / "records" / "cpu").stat().st_mtime_ns == written
 
 
-def test_a_machine_that_dies_and_comes_back_takes_part_again(tmp_path, agents):
-    port = free_port()
-    agents += [Agent(name, port, tmp_path) for name in ("one", "two")]
+def test_a_machine_that_dies_and_comes_back_takes_part_again(tmp_path, agents, machines):
+    port, (one, two) = free_port(), machines
+    agents += [Agent("one", one, one, port, tmp_path), Agent("two", one, two, port, tmp_path)]
     workers = [agent.worker() for agent in agents]
     (tmp_path / "killed").touch()  # whoever starts from now on takes a few steps and answers
     os.killpg(agents[1].process.pid, signal.SIGKILL)
     os.kill(workers[1], signal.SIGKILL)
-    agents.append(Agent("two-again", port, tmp_path))
+    agents.append(Agent("two-again", one, two, port, tmp_path))
     for agent in (agents[0], agents[2]):
         agent.process.communicate(timeout=150)
         assert agent.process.returncode == 0, agent.log.read_text()[-2000:]
