@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +24,6 @@ from speedlab.recipe import Recipe
 from speedlab.records.experiment import Experiment, committed_experiments, read_experiments
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "labs" / "memory_planner.py"
-HEADINGS = [
-    "What changes", "Why it should be faster", "The change", "Measured", "What ran", "Same training?", "On other cards",
-    "What we learned", "Try it yourself",
-]  # fmt: skip
 NONE_YET = pytest.param(
     None, id="none",
     marks=pytest.mark.skip(reason="no H200 run of `speedlab experiment memory_planner` is committed yet"),
@@ -151,18 +145,7 @@ def test_tables_by_formula() -> None:
 def test_the_registry_knows_it() -> None:
     entry = get_entry("memory_planner")
     assert entry.function == "speedlab.labs.memory_planner:predicted_against_measured" and not entry.gpu
-
-
-def test_the_notebook_has_the_headings_and_parameters_of_every_chapter() -> None:
-    cells = read_source(NOTEBOOK).cells
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
-    assert [cell.metadata.get("tags") for cell in code].count(["parameters"]) == 1
-    assert 6 <= len(code) <= 11
-    nodes = [node for cell in code for node in ast.walk(ast.parse(cell.source))]
-    assert not [node for node in nodes if isinstance(node, ast.ClassDef)]
-    assert get_entry("memory_planner").function.startswith(f"speedlab.labs.{NOTEBOOK.stem}:")
+    assert entry.function.startswith(f"speedlab.labs.{NOTEBOOK.stem}:")
 
 
 def test_the_notebook_runs_on_records_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_pages_helper import LABS, run_page, watch
 from records_helper import MACHINE_CPU, MACHINE_H200
 
-from speedlab import lab
 from speedlab.labs.together import PLAIN
 from speedlab.publishing import figures_of_labs_data as figures
 from speedlab.publishing import tables_of_labs_data as tables
 from speedlab.publishing import words_of_labs_data as words
-from speedlab.publishing.execute import read_source
 from speedlab.publishing.plotting import alt_text, svg_text
 from speedlab.records.experiment import Experiment, write_experiment
-from speedlab.repository import colab_url
 
-LABS = Path(__file__).resolve().parents[1] / "notebooks" / "labs"
 NAMES = {"data_pipeline": ("data_pipeline", "shapes_of_text"), "together": ("together", "together_hf")}
-HEADINGS = [
-    "What changes", "Why it should be faster", "The change", "Measured", "What ran", "Same training?", "On other cards",
-    "What we learned", "Try it yourself",
-]  # fmt: skip
 GIB = 2**30
 
 
@@ -96,36 +88,9 @@ def made(name: str, *, gpu: bool = True, rows: list[dict[str, Any]] | None = Non
     )  # fmt: skip
 
 
-def run_page(stem: str) -> None:
-    scope: dict[str, Any] = {}
-    for cell in read_source(LABS / f"{stem}.py").cells:
-        if cell.cell_type == "code":
-            exec(compile(cell.source, stem, "exec"), scope)
-            if "parameters" in cell.metadata.get("tags", ()):
-                scope["source"] = "recorded"
-
-
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    seen: list[str] = []
-    monkeypatch.delenv("SPEEDLAB_RUN", raising=False)
-    monkeypatch.setattr(lab, "committed_experiments", lambda: tmp_path)
-    monkeypatch.setattr(lab, "show_markdown", seen.append)
-    monkeypatch.setattr(lab, "show_svg", lambda figure: seen.append(alt_text(figure)))
-    monkeypatch.setattr(lab, "show_result", lambda result, text: seen.append(text))
-    return seen
-
-
-@pytest.mark.parametrize("stem", NAMES)
-def test_a_page_has_the_headings_the_link_and_the_parameters_of_every_page(stem: str) -> None:
-    notebook = read_source(LABS / f"{stem}.py")
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    assert re.findall(r"^## (.+?)\s*$", text, re.MULTILINE) == HEADINGS
-    assert colab_url(stem) in text and len(re.findall(r"^# ", text, re.MULTILINE)) == 1
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert 6 <= len(code) <= 11 and "class " not in "".join(cell.source for cell in code)
-    assert code[-1].source == "lab.finish()"
-    assert sum("parameters" in cell.metadata.get("tags", ()) for cell in code) == 1
+    return watch(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("stem", NAMES)

@@ -103,10 +103,15 @@ def test_no_measured_number_is_typed_in_prose(stem: str) -> None:
     assert re.findall(r"[^\n]*\d\s?(?:tok/s|tokens/s|GiB reserved|ms per step|ms/step)[^\n]*", text) == []
 
 
+@pytest.mark.parametrize("stem", LABS)
+def test_a_lab_ends_with_its_result(stem: str) -> None:
+    assert code_cells(stem)[-1].source == "lab.finish()"
+
+
 @every_chapter
 def test_every_colab_link_opens_this_chapter(stem: str) -> None:
     links = re.findall(r"https://colab\.research\.google\.com/[^\s)\"'>\]]+", source_of(stem).read_text())
-    assert set(links) <= {colab_url(stem)}
+    assert set(links) == {colab_url(stem)}
     assert colab_url(stem).endswith(f"/notebooks/colab/{stem}.ipynb")
 
 

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Attention from the inside
 #
+# [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/attention.ipynb)
+#
 # Chapter 7 replaces one call by another and the square of scores is gone. Here is what happens inside: the algorithm as
 # a page of PyTorch, the same as a GPU kernel, and all the kernels that others wrote, over contexts of 256 to 16,384.
 #

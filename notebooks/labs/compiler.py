@@ -9,6 +9,8 @@
 # %% [markdown]
 # # torch.compile from the inside
 #
+# [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/compiler.ipynb)
+#
 # Chapter 8 adds one line and the step gets faster. What did the line do? This lab looks at what was fused, what stops
 # the compiler, when it starts over, and what it costs before the first step.
 #

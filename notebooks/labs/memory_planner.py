@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Memory planner
 #
+# [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/memory_planner.ipynb)
+#
 # Will it fit? Most people find out by running out. But every tensor that a training step holds is written in the
 # program: its shape follows from the recipe, and how long it lives follows from autograd's rules. So the answer can be
 # computed before anything runs, and then checked against the card.

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Past the ladder
 #
+# [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/past_the_ladder.ipynb)
+#
 # The ten chapters end with a compiled step in 16 bits. There are projects that leave PyTorch and write every kernel in
 # CUDA, llm.c the best known of them. Is that what it takes to be faster, or is it traffic that somebody has to remove,
 # in whatever language? This page climbs on, one field at a time, and keeps what failed.

@@ -9,6 +9,8 @@
 # %% [markdown]
 # # Number formats from the inside
 #
+# [Open this lab in Colab](https://colab.research.google.com/github/gpt2-speedlab/gpt2-speedlab/blob/main/notebooks/colab/precision.ipynb)
+#
 # Sixteen bits can be spent in more than one way. Chapter 5 changes the format and looks at the speed; this lab looks at
 # the numbers. What of a real training step fits into a format, and what is lost without a word?
 #
