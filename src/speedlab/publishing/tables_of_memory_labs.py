@@ -126,20 +126,8 @@ def fill_table(experiment: Experiment) -> list[Table]:
 def batch_tables(experiment: Experiment) -> list[Table]:
     """Throughput by micro-batch, eager beside compiled."""
     found = of(experiment, "batch")
-    modes = list(dict.fromkeys(row["compile"] for row in found))
-    by_size = {(row["micro_batch"], row["compile"]): row for row in found}
-    columns: tuple[str, ...] = ()
-    for mode in modes:
-        name = "eager" if mode == "off" else "compiled"
-        columns += (f"{name}, k tokens/s", f"middle half, {name}")
-    cells = []
-    for size in dict.fromkeys(row["micro_batch"] for row in found):
-        line = [form.count(size)]
-        for mode in modes:
-            row = by_size.get((size, mode))
-            line += [form.three_digits(tokens_per_s(row) / 1e3), middle_speed(row)] if row else [form.NOTHING] * 2
-        first = next(by_size[size, mode] for mode in modes if (size, mode) in by_size)
-        cells.append((*line, held_cell(first), reserved_cell(first)))
+    columns, lines = _eager_beside_compiled(found, "micro_batch")
+    cells = [(*line, held_cell(first), reserved_cell(first)) for first, line in lines]
     retries = [row for row in found if row["allocation_retries"]]
     notes = [RETRIES.format(len(retries), len(found))] if found else []
     return [_table("Throughput by micro-batch", (), ("sequences", *columns, "GiB held", "GiB reserved"), cells, *notes)]
@@ -165,23 +153,29 @@ def grid_and_limits(experiment: Experiment) -> list[Table]:
     ]
 
 
+def _eager_beside_compiled(found: list[Row], key: str) -> tuple[tuple[str, ...], list[tuple[Row, list[str]]]]:
+    """Speed and its middle half for each mode: headings, and for each value of `key` its first row and its cells."""
+    modes = list(dict.fromkeys(row["compile"] for row in found))
+    names = ["eager" if mode == "off" else "compiled" for mode in modes]
+    columns = tuple(heading for name in names for heading in (f"{name}, k tokens/s", f"middle half, {name}"))
+    rows = {(row[key], row["compile"]): row for row in found}
+    lines = []
+    for value in dict.fromkeys(row[key] for row in found):
+        line = [form.count(value)]
+        for mode in modes:
+            row = rows.get((value, mode))
+            line += [form.three_digits(tokens_per_s(row) / 1e3), middle_speed(row)] if row else [form.NOTHING] * 2
+        lines.append((next(rows[value, mode] for mode in modes if (value, mode) in rows), line))
+    return columns, lines
+
+
 def _more_parts(experiment: Experiment) -> Table:
     found = of(experiment, "micro_steps")
-    modes = list(dict.fromkeys(row["compile"] for row in found))
-    by_count = {(row["accumulation"], row["compile"]): row for row in found}
-    columns: tuple[str, ...] = ()
-    for mode in modes:
-        name = "eager" if mode == "off" else "compiled"
-        columns += (f"{name}, k tokens/s", f"middle half, {name}")
-    cells = []
-    for count in dict.fromkeys(row["accumulation"] for row in found):
-        line = [form.count(count)]
-        for mode in modes:
-            row = by_count.get((count, mode))
-            line += [form.three_digits(tokens_per_s(row) / 1e3), middle_speed(row)] if row else [form.NOTHING] * 2
-        first = next(by_count[count, mode] for mode in modes if (count, mode) in by_count)
-        share = median(first["update_ms"]) / median(first["step_ms"])
-        cells.append((*line, form.percent(share), held_cell(first)))
+    columns, lines = _eager_beside_compiled(found, "accumulation")
+    cells = [
+        (*line, form.percent(median(first["update_ms"]) / median(first["step_ms"])), held_cell(first))
+        for first, line in lines
+    ]
     size = f": parts of {found[0]['micro_batch']} sequences" if found else ""
     return _table(f"More parts for each update{size}", (), ("K", *columns, "update's share", "GiB held"), cells)
 
