@@ -73,10 +73,6 @@ def test_compilation_is_paid_back_after_the_steps_that_it_cost():
 def test_cells_hold_medians_and_rates():
     row = {"step_ms": [100.0, 125.0, 125.0], "tokens_per_step": 65_536, "peak_reserved_bytes": 2**30}
     assert (words.step_ms(row), words.rate(row), words.gib(row)) == ("125.0", "524,288", "1.00")
-    part = {"time_us": [10.0, 30.0, 20.0]}
-    assert words.part_us(part) == "20" and words.part_rate(part) == words.NOTHING
-    assert words.part_rate(part | {"flops": 14e9}) == "700 TFLOP/s"
-    assert words.part_rate(part | {"bytes": 80e6}) == "4.00 TB/s"
 
 
 CEILINGS = {

@@ -111,11 +111,8 @@ def test_a_page_fills_itself_from_records(stem: str, shown: list[str], tmp_path:
 
 DRAWN = [
     ("batch_probe", figures.throughput_over_batch, "compiled 32: 819 k"),
-    ("batch_probe", figures.batch_against_context, "4 x 4,096: 328 tokens per second"),
-    ("batch_probe", figures.largest_batches, "16 GB (emulated), off: 24 seq"),
     ("checkpointing", figures.checkpointing_ways, "every block: 39.0 ms per step, 2.00 GiB"),
     ("checkpointing", figures.memory_along_a_step, "off at most 4.0 GiB"),
-    ("memory_limits", figures.largest_batches, "16 GB (emulated), every block: 96 seq"),
     ("memory_limits", figures.throughput_over_fill, "88 %: 409.6 k"),
     ("accumulation", figures.speed_over_micro_steps, "compiled K=4: 273 k"),
 ]

@@ -51,18 +51,6 @@ def gib(row: dict[str, Any]) -> str:
     return NOTHING if not row.get("peak_reserved_bytes") else three_digits(row["peak_reserved_bytes"] / 2**30)
 
 
-def part_us(row: dict[str, Any]) -> str:
-    return f"{median(row['time_us']):,.0f}"
-
-
-def part_rate(row: dict[str, Any]) -> str:
-    """TFLOP/s or TB/s of a part, whichever was counted."""
-    seconds = median(row["time_us"]) / 1e6
-    if row.get("flops"):
-        return f"{row['flops'] / seconds / 1e12:,.0f} TFLOP/s"
-    return f"{row['bytes'] / seconds / 1e12:.2f} TB/s" if row.get("bytes") else NOTHING
-
-
 def curve_words(experiment: Experiment) -> str:
     """The losses at the end of each curve, and whether the two sides lie as near as two seeds of one side do."""
     ends = {(row["curve"], row["seed"]): _end(row["losses"]) for row in experiment.measured}

@@ -63,18 +63,6 @@ def throughput_over_batch(experiment: Experiment) -> Figure:
     return figure
 
 
-def batch_against_context(experiment: Experiment) -> Figure:
-    """Tokens per second for the same tokens per step, from short and many to long and few sequences."""
-    found = sorted(of(experiment, "grid"), key=lambda row: row["context_length"])
-    if not found:
-        return _nothing(experiment, "Batch against context")
-    labels = [f"{row['micro_batch']} x {row['context_length']:,}" for row in found]
-    return _bars(
-        labels, [("tokens per second, thousand", [tokens_per_s(row) / 1e3 for row in found], MEASURED)],
-        title=f"The same {found[0]['tokens_per_step']:,} tokens a step: {_where(experiment)}",
-    )  # fmt: skip
-
-
 def checkpointing_ways(experiment: Experiment, *, compiled: bool = False, long: bool = False) -> Figure:
     """Time and peak memory of each way of checkpointing, side by side, in one setting."""
     title = "Time and memory of each way"
@@ -123,21 +111,6 @@ def memory_along_a_step(experiment: Experiment) -> Figure:
         axis.set_ylabel("GiB held by tensors")
         legend_below(figure, axis, len(found))
     return figure
-
-
-def largest_batches(experiment: Experiment) -> Figure:
-    """The largest micro-batch on each card, by way of checkpointing."""
-    found = [row for row in of(experiment, "largest") if row["limit_bytes"]]
-    if not found:
-        return _nothing(experiment, "The largest micro-batch")
-    labels = [
-        f"{row['card']}{' (emulated)' if row['emulated'] else ''}, {row.get('way', 'off').replace('_', ' ')}"
-        for row in found
-    ]
-    return _bars(
-        labels, [("sequences in a micro-batch", [row["largest"] for row in found], MEASURED)],
-        title=f"The largest micro-batch: {_where(experiment)}",
-    )  # fmt: skip
 
 
 def throughput_over_fill(experiment: Experiment) -> Figure:
